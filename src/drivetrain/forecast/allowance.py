@@ -27,6 +27,11 @@ def allowance(peak: int, devices: int) -> dict[str, int]:
     return {name: int(size) for name, size in found.items() if size}
 
 
+def gib(size: float) -> str:
+    """Return bytes as text."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:.2f} MiB"
+
+
 def needed(found: Measured, devices: int) -> int:
     """Return the bytes that the device must have."""
     return found.peak.total + sum(allowance(found.peak.total, devices).values())

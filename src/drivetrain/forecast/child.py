@@ -25,7 +25,6 @@ VARIABLE = "DRIVETRAIN_PLAN"
 
 def main() -> int:
     """Run the program on the command line, with the plan that :data:`VARIABLE` asks for."""
-    os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # what a step calls beside its operations is no part of a plan
     parser = argparse.ArgumentParser("drivetrain plan")
     add_program_arguments(parser)
     given = parser.parse_args()
@@ -44,7 +43,6 @@ def main() -> int:
 
 def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
     """Change torch and drivetrain, in this process, for what is asked."""
-    torch.set_num_threads(1)  # nothing is computed, and threads would not survive a copy of the process
     trainers = cast("Any", entrance.Trainer)
     if asked["devices"] is None:
         own = trainers.__init__
@@ -60,15 +58,8 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
     def fits(found: Any) -> bool:
         return asked["memory"] is None or needed(found, asked["devices"]) <= asked["memory"]
 
-    torch_tools.hide_devices()
     job = standins.Job(asked["devices"], asked["per_node"], asked["rank"], asked["on_host"])
-    mode: Any = torch_tools.fake_mode()
-    if not job.on_host:
-        _KEPT.append(torch_tools.autocast_as_devices_do())
-    cast("Any", entrance).resolve = standins.planned(job)
-    standins.stand_in_for_ranks(job)
-    standins.parameters_become_fake(mode)
-    make_job = trainers._job
+    mode, make_job = become(job), trainers._job
 
     def fit_is_planned(trainer: Any, fn: Any, *args: Any) -> Any:
         if fn != "fit":
@@ -79,6 +70,20 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         _end(result, Planner(job, mode, program, asked).run(trainer, started, fits))
 
     trainers._job = fit_is_planned
+
+
+def become(job: standins.Job) -> Any:
+    """Make this process a rank of the planned job, and return the fake mode."""
+    os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # what a step calls beside its operations is no part of a plan
+    torch.set_num_threads(1)  # nothing is computed, and threads would not survive a copy of the process
+    torch_tools.hide_devices()
+    mode: Any = torch_tools.fake_mode()
+    if not job.on_host:
+        _KEPT.append(torch_tools.autocast_as_devices_do())
+    cast("Any", entrance).resolve = standins.planned(job)
+    standins.stand_in_for_ranks(job)
+    standins.parameters_become_fake(mode)
+    return mode
 
 
 _KEPT: list[Any] = []

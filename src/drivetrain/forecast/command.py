@@ -17,7 +17,7 @@ from typing import Any
 
 from drivetrain.cli.program import add_program_arguments, command_of, program_parser, say
 from drivetrain.errors import ConfigurationError, number_of
-from drivetrain.forecast.allowance import GIB, allowance, needed
+from drivetrain.forecast.allowance import allowance, gib, needed
 from drivetrain.forecast.devices import device_of
 from drivetrain.forecast.exchange import fastest_first, of_window
 from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end, signals_as_interrupts
@@ -201,23 +201,23 @@ def lines(result: dict[str, Any]) -> list[str]:
         f"{result['program']} on {result['devices']} x {result['device']}{where}, as rank {result['rank']}: {fits}"
     ]
     extra = sum(result["allowance"].values())
-    of = "" if result["memory"] is None else f" of {_gib(result['memory'])}"
-    found += [f"  tensors {_gib(result['peak'])} + allowance {_gib(extra)} = {_gib(result['needed'])}{of}"]
+    of = "" if result["memory"] is None else f" of {gib(result['memory'])}"
+    found += [f"  tensors {gib(result['peak'])} + allowance {gib(extra)} = {gib(result['needed'])}{of}"]
     found += [f"  the peak comes {_place(result['at'])}", ""]
     host = result["on_host"]
     for name, size in sorted(result["kinds"].items(), key=lambda each: -each[1]):
-        found.append(f"  {name:<22}{_gib(size):>11}{'  in the memory of the host' if name in host else ''}")
+        found.append(f"  {name:<22}{gib(size):>11}{'  in the memory of the host' if name in host else ''}")
         if name == "activations" and len(result["activations"]) > 1:
             for block, own in sorted(result["activations"].items(), key=lambda each: -each[1])[:4]:
-                found.append(f"    {block or 'outside of blocks':<22}{_gib(own):>11}")
-    parts = ", ".join(f"{name} {_gib(size)}" for name, size in result["allowance"].items())
+                found.append(f"    {block or 'outside of blocks':<22}{gib(own):>11}")
+    parts = ", ".join(f"{name} {gib(size)}" for name, size in result["allowance"].items())
     found += [f"  allowance: {parts}"] if parts else []
     if result["exchanges"]:
         found += ["", "  exchanged in a step:"]
         for each in result["exchanges"]:
             ranks = f"{each['ranks']} ranks" + (f", {each['stride']} apart" if each["stride"] > 1 else "")
             found.append(
-                f"    {each['count']:>5} x {each['name']:<15}{_gib(each['bytes']):>11} {each['dtype']}, {ranks}"
+                f"    {each['count']:>5} x {each['name']:<15}{gib(each['bytes']):>11} {each['dtype']}, {ranks}"
             )
     if line := result.get("time", result.get("no_time")):
         found += ["", f"  {line}"]
@@ -237,7 +237,7 @@ def _changes(result: dict[str, Any]) -> list[str]:
             continue
         seconds = f"at best {each['seconds']:.3g} s" if "seconds" in each else ""
         fits = {True: "fits", False: "", None: ""}[each["fits"]]
-        found.append(f"  {each['change']:<{width}} {_gib(each['needed']):>11}  {fits:<5} {seconds:<16} {each['write']}")
+        found.append(f"  {each['change']:<{width}} {gib(each['needed']):>11}  {fits:<5} {seconds:<16} {each['write']}")
     fit = [each for each in result["changes"] if each.get("fits") and "seconds" in each]
     fitting = {each["change"]: each["seconds"] for each in fit}
     if len(fitting) > 1:
@@ -262,7 +262,3 @@ def _place(at: dict[str, str]) -> str:
 
 def _short(line: str) -> str:
     return os.path.relpath(line) if line.startswith(os.getcwd()) else line
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:.2f} MiB"

@@ -231,21 +231,29 @@ def parameters_become_fake(mode: Any) -> None:
     module = cast("Any", nn.Module)
     register_parameter, register_buffer = module.register_parameter, module.register_buffer
 
-    def faked(tensor: Any) -> Any:
-        if not isinstance(tensor, Tensor) or torch_tools.is_fake(tensor) or type(tensor) not in (Tensor, nn.Parameter):
-            return tensor
-        if not hasattr(tensor, _STAND_IN):  # one stand-in for a tensor that several modules register
-            setattr(tensor, _STAND_IN, torch_tools.alike(mode, tensor))
-        return getattr(tensor, _STAND_IN)
-
     def parameter(own: nn.Module, name: str, value: Any) -> None:
-        register_parameter(own, name, faked(value))
+        register_parameter(own, name, _faked(mode, value))
 
     def buffer(own: nn.Module, name: str, tensor: Any, persistent: bool = True) -> None:
-        register_buffer(own, name, faked(tensor), persistent)
+        register_buffer(own, name, _faked(mode, tensor), persistent)
 
     module.register_parameter, module.register_buffer = parameter, buffer
     module._apply = _apply
+
+
+def fake_all(root: nn.Module, mode: Any) -> None:
+    """Replace the parameters and buffers of a module that exists."""
+    for each in root.modules():
+        for held in (each._parameters, each._buffers):
+            held.update({name: _faked(mode, value) for name, value in held.items()})
+
+
+def _faked(mode: Any, tensor: Any) -> Any:
+    if not isinstance(tensor, Tensor) or torch_tools.is_fake(tensor) or type(tensor) not in (Tensor, nn.Parameter):
+        return tensor
+    if not hasattr(tensor, _STAND_IN):  # one stand-in for a tensor that several modules register
+        setattr(tensor, _STAND_IN, torch_tools.alike(mode, tensor))
+    return getattr(tensor, _STAND_IN)
 
 
 def _apply(module: nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> nn.Module:

@@ -55,6 +55,11 @@ def real() -> AbstractContextManager[Any]:
     return modes._disable_current_modes()
 
 
+def forget_ranks() -> None:
+    """Leave the process group of the process that this one is a copy of as it is: its ranks know of no copy."""
+    cast("Any", dist).GroupMember.WORLD = None
+
+
 def join_fake_ranks(rank: int, world_size: int, timeout: Any) -> None:
     """Make this process rank ``rank`` of ``world_size`` in a process group that exchanges nothing."""
     store = fake_store.FakeStore()

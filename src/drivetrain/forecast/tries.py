@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import pickle
+import select
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -211,7 +214,8 @@ class Planner:
                 }
                 trainer = type(trainer)(**{**given, **change.arguments})
             case = dataclasses.replace(self._base, **change.case, lengths=lengths)
-            return Windows(self.job, case, self.mode, self.program, self.values).run(trainer, self._started)
+            batch = self.asked.get("batch")
+            return Windows(self.job, case, self.mode, self.program, self.values, batch).run(trainer, self._started)
 
         return Copy(run).result()
 
@@ -221,9 +225,11 @@ class Copy:
 
     Args:
         function: returns what was measured.
+        alone_with: the only file descriptor that the copy shares with this process, beside a pipe for the result, so
+            that it moves no position in a file and holds no connection open; ``None``: it shares all.
     """
 
-    def __init__(self, function: Callable[[], Measured]) -> None:
+    def __init__(self, function: Callable[[], Any], alone_with: int | None = None) -> None:
         self._here: Measured | TryError | None = None
         if not hasattr(os, "fork"):
             self._here = function()
@@ -232,6 +238,8 @@ class Copy:
         self._process = os.fork()
         if self._process == 0:
             os.close(self._reader)
+            if alone_with is not None:
+                _close_others({writer, alone_with})
             with os.fdopen(writer, "wb") as pipe:
                 pickle.dump(_outcome(function), pipe)
             sys.stderr.flush()
@@ -249,6 +257,26 @@ class Copy:
             return TryError("the process that measured it was killed, probably for want of memory on this machine")
         found: Measured | TryError = pickle.loads(data)
         return found
+
+    def is_done(self, timeout_s: float = 0.0) -> bool:
+        """Whether the result is there, or comes within ``timeout_s``."""
+        return bool(select.select([self._reader], [], [], timeout_s)[0])
+
+    def end(self) -> None:
+        """End the copy, whose result is not needed."""
+        os.close(self._reader)
+        os.kill(self._process, signal.SIGKILL)
+        os.waitpid(self._process, 0)
+
+
+def _close_others(kept: set[int]) -> None:
+    """Let every other file descriptor of this process lead nowhere; an object that holds one may still close it."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for each in map(int, os.listdir("/dev/fd")):
+        if each not in kept and each != nowhere:
+            with contextlib.suppress(OSError):  # the one that listed them
+                os.fstat(each)
+                os.dup2(nowhere, each)
 
 
 def _outcome(function: Callable[[], Measured]) -> Measured | TryError:

@@ -128,10 +128,13 @@ class Windows:
         mode: the fake mode.
         program: the path of the program.
         values: what the program reads, from a real run: lines and values.
+        batch: the batch, or one with its shapes; ``None``: the first one of the program's loader.
     """
 
-    def __init__(self, job: Job, case: Case, mode: Any, program: str, values: list[tuple[str, Any]]) -> None:
-        self.job, self.case, self.mode = job, case, mode
+    def __init__(
+        self, job: Job, case: Case, mode: Any, program: str, values: list[tuple[str, Any]], batch: Any = None
+    ) -> None:  # fmt: skip
+        self.job, self.case, self.mode, self.batch = job, case, mode, batch
         self.ledger = Ledger()
         self.recorder = Recorder(self.ledger, Lines(_program_files(program)), values)
         self.recorder.phase = "optimizer"  # what is made before the first batch belongs to no forward pass
@@ -158,11 +161,13 @@ class Windows:
         unshared, set_up = loaders.unshared, strategy.setup
 
         def one_batch(owner: Any, stage: str) -> Any:
+            batch = self.batch
             with torch_tools.real():
-                found = unshared(owner, stage)
-                if stage != "fit":
-                    return found
-                batch = next(iter(found))
+                if batch is None or stage != "fit":
+                    found = unshared(owner, stage)
+                    if stage != "fit":
+                        return found
+                    batch = next(iter(found))
             self.batch_size = next(batch_sizes(batch), 0)
             return OneBatch(self._fake(batch), self._window * WINDOWS + 1)
 
@@ -183,7 +188,7 @@ class Windows:
         trainer._loggers, trainer._profiler, trainer._set_ckpt_path = [], None, None
         trainer.settings = dataclasses.replace(
             trainer.settings, max_time=None, profiler=None, logger=False, cuda_graphs=False, compile=None,
-            replay_every=None, replica_check_every=None,
+            replay_every=None, replica_check_every=None, plan_check=None,
         )  # fmt: skip
         limits = trainer.limits
         limits.sanity_batches = limits.val_batches = 0
