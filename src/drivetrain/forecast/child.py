@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import json
 import os
 import pickle
@@ -17,6 +19,8 @@ from drivetrain.cli.program import add_program_arguments, run_program
 from drivetrain.forecast import standins, torch_tools
 from drivetrain.forecast.allowance import needed
 from drivetrain.forecast.tries import Planner, cause
+from drivetrain.forecast.values import Values, read_one_by_one
+from drivetrain.forecast.windows import Case, Windows
 from drivetrain.trainer import trainer as entrance
 
 VARIABLE = "DRIVETRAIN_PLAN"
@@ -55,6 +59,11 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         trainers.__init__ = shown
         return
 
+    if asked.get("reads"):
+        _record_reads(trainers, program, result, asked["reads"])
+        return
+    asked["values"] = pickle.loads(Path(asked["values"]).read_bytes()) if "values" in asked else None
+
     def fits(found: Any) -> bool:
         return asked["memory"] is None or needed(found, asked["devices"]) <= asked["memory"]
 
@@ -70,6 +79,25 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         _end(result, Planner(job, mode, program, asked).run(trainer, started, fits))
 
     trainers._job = fit_is_planned
+
+
+def _record_reads(trainers: Any, program: str, result: Path, memory: int) -> None:
+    """Let the fit run with values on this machine, on one process, and record what the program reads from tensors."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # not every system can limit the memory of a process
+        resource = importlib.import_module("resource")
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    torch_tools.hide_devices()
+    read_one_by_one()
+    job = standins.Job(1, 1, 0, on_host=True)
+    cast("Any", entrance).resolve = standins.planned(job, strategy="auto")
+    make_job = trainers._job
+
+    def fit_is_recorded(trainer: Any, fn: Any, *args: Any) -> Any:
+        started, values = make_job(trainer, fn, *args[:3], None, None), Values({}, records=True)
+        Windows(job, Case(foreach=False), contextlib.nullcontext(), program, values).run(trainer, started)
+        _end(result, {"values": values.known})
+
+    trainers._job = fit_is_recorded
 
 
 def become(job: standins.Job) -> Any:

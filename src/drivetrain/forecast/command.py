@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from drivetrain.cli.program import add_program_arguments, command_of, program_parser, say
 from drivetrain.errors import ConfigurationError, number_of
 from drivetrain.forecast.allowance import allowance, gib, needed
@@ -23,6 +25,9 @@ from drivetrain.forecast.exchange import fastest_first, of_window
 from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end, signals_as_interrupts
 
 VARIABLE = "DRIVETRAIN_PLAN"
+COPIES, REAL_S = 6, 60.0
+"""A pass with values needs at least the memory of so many copies of the parameters: weights, gradients, states of the
+optimizer, activations; it is ended after so many seconds."""
 SCHEMA = 1
 """The version of the form of the JSON."""
 
@@ -65,21 +70,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") 
     device, asked = _asked(given, made)
     command = command_of(given, made)
     folder = Path(tempfile.mkdtemp(prefix="plan-"))
-    asked["result"] = str(folder / "result")
-    log = folder / "output.txt"
-    found: dict[str, Any] = {}
     try:
         with signals_as_interrupts():
-            words = [sys.executable, "-m", "drivetrain.forecast.child", *command]
-            code = run_to_end(words, Path.cwd(), {VARIABLE: json.dumps(asked)}, log, given.timeout)
-        if (folder / "result").exists():
-            found = pickle.loads((folder / "result").read_bytes())
-        else:
-            found = {"failed": f"The program ended with exit code {code}."}
-        if "failed" in found:
-            found["failed"] += f" {last_lines(log)}"
-    except CannotTryError as error:
-        found = {"failed": str(error)}
+            found = _found(command, asked, folder, given.timeout)
+            if "reads" in found:
+                asked["values"] = _values(command, asked, folder, found["reads"])
+                found = _found(command, asked, folder, given.timeout)
     except KeyboardInterrupt:
         say(f"{prog}: interrupted; the program was ended")
         return 128 + signal.SIGINT
@@ -96,6 +92,35 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") 
     result = report(found, given, device)
     print(json.dumps(result) if given.json else "\n".join(lines(result)))
     return 0 if result["fits"] is not False else 1
+
+
+def _found(command: Sequence[str], asked: dict[str, Any], folder: Path, limit_s: float) -> dict[str, Any]:
+    """Run the program in the process of a plan, and return what it has found."""
+    result, log = folder / "result", folder / "output.txt"
+    result.unlink(missing_ok=True)
+    words = [sys.executable, "-m", "drivetrain.forecast.child", *command]
+    try:
+        code = run_to_end(words, Path.cwd(), {VARIABLE: json.dumps({**asked, "result": str(result)})}, log, limit_s)
+    except CannotTryError as error:
+        return {"failed": str(error)}
+    found: dict[str, Any] = {"failed": f"The program ended with exit code {code}."}
+    if result.exists():
+        found = pickle.loads(result.read_bytes())
+    if "failed" in found:
+        found["failed"] += f" {last_lines(log)}"
+    return found
+
+
+def _values(command: Sequence[str], asked: dict[str, Any], folder: Path, parameters: int) -> str:
+    """Run two windows with values, if this machine has the memory and they take at most a minute; return a file with
+    what the program reads from tensors.
+    """
+    path, free = folder / "values", psutil.virtual_memory().available
+    known: Any = {}
+    if COPIES * parameters < free:
+        known = _found(command, {**asked, "reads": free}, folder, REAL_S).get("values", {})
+    path.write_bytes(pickle.dumps(known))
+    return str(path)
 
 
 def _positive(text: str) -> int:
@@ -142,8 +167,8 @@ def report(found: dict[str, Any], given: argparse.Namespace, device: Any) -> dic
         "device": "cpu" if device is None else device.name, "rank": given.rank, "memory": memory,
         "fits": None if memory is None else needed(base, given.devices) <= memory,
         **_needs(base, given.devices, device, per_node),
-        "exchanges": _exchanges(base), "unreadable": base.unreadable, "largest_micro_batch": found["largest"],
-        "micro_batch": base.batch_size, "changes": [],
+        "exchanges": _exchanges(base), "unreadable": base.unreadable, "read": base.read,
+        "largest_micro_batch": found["largest"], "micro_batch": base.batch_size, "changes": [],
     }  # fmt: skip
     for change in found["changes"]:
         needs = {"failed": change.failed}
@@ -223,6 +248,8 @@ def lines(result: dict[str, Any]) -> list[str]:
         found += ["", f"  {line}"]
     for place, count in result["unreadable"].items():
         found.append(f"  {_short(place)} reads {number_of(count, 'value')}, which a plan does not know: it took 0")
+    for place, count in result["read"].items():
+        found.append(f"  {_short(place)} reads {number_of(count, 'value')}, computed here from the first batch")
     return [*found, *_changes(result)]
 
 

@@ -45,7 +45,8 @@ class Measured:
         lists: the lists of blocks that were shortened, with their full lengths.
         batches: the micro-batches of a window, of which at most two are measured.
         on_host: the kinds that are in the host's memory, and not in the totals.
-        unreadable: the lines that read values, and how often.
+        unreadable: the lines that read values which are not known, and how often.
+        read: the lines that read recorded values, and how often.
         seconds: how long the measurement took.
         start: the bytes by kind when the window begins.
         batch_size: the samples of a micro-batch; 0: not known.
@@ -60,6 +61,7 @@ class Measured:
     batches: int
     on_host: tuple[str, ...] = ()
     unreadable: dict[str, int] = field(default_factory=dict)
+    read: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     start: dict[str, int] = field(default_factory=dict)
     batch_size: int = 0
@@ -102,21 +104,10 @@ def measured(
                 total, dict(kinds), {name: size for name, size in activations.items() if size}, event.phase,
                 event.block, event.line,
             )  # fmt: skip
-    found = dict(ledger.unreadable)
     return Measured(
-        stretches,
-        Recorded(steps),
-        blocks,
-        lists,
-        batches,
-        on_host,
-        found,
-        seconds,
-        start,
-        batch_size,
-        is_complete,
-        live,
-    )
+        stretches, Recorded(steps), blocks, lists, batches, on_host, dict(ledger.unreadable), dict(ledger.read),
+        seconds, start, batch_size, is_complete, live,
+    )  # fmt: skip
 
 
 class _Places:

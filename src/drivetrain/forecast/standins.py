@@ -89,21 +89,24 @@ class PlannedEnvironment(ClusterEnvironment):
         """Accept any number: the command line decides it."""
 
 
-def planned(job: Job) -> Callable[[Settings], Plan]:
-    """Return what replaces :func:`drivetrain.plan.resolve`: the Trainer's plan on the devices of ``job``."""
+def planned(job: Job, strategy: str | None = None) -> Callable[[Settings], Plan]:
+    """Return what replaces :func:`drivetrain.plan.resolve`: the Trainer's plan on the devices of ``job``, with another
+    strategy than the program's if one is given.
+    """
+    other = strategy
 
     def resolved(settings: Settings) -> Plan:
-        strategy = settings.strategy
+        strategy = other or settings.strategy
         if isinstance(strategy, Strategy):
             strategy.own_parts = replace(strategy.own_parts, accelerator=None, environment=None, devices=())
             strategy.parallel_devices = ()
         given = settings.plugins if isinstance(settings.plugins, (list, tuple)) else [settings.plugins]
         kept: list[Any] = [each for each in given if each is not None and not isinstance(each, ClusterEnvironment)]
         environment: Any = PlannedEnvironment(job)
-        several: dict[str, Any] = {"strategy": "ddp"} if strategy == "auto" and job.devices > 1 else {}
+        chosen: Any = "ddp" if strategy == "auto" and job.devices > 1 else strategy
         changed = replace(
             settings, accelerator=PlannedAccelerator(), devices=job.per_node, num_nodes=job.nodes,
-            plugins=[*kept, environment] if job.devices > 1 else kept, **several,
+            plugins=[*kept, environment] if job.devices > 1 else kept, strategy=chosen,
         )  # fmt: skip
         plan = resolve(changed, Machine(None, has_tensorboard=False))
         if job.devices > 1 and not plan.strategy_class.facts.is_distributed:

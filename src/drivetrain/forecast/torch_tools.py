@@ -50,6 +50,14 @@ def dynamic_errors() -> tuple[type[BaseException], ...]:
     return tuple(getattr(fake_tensors, name) for name in names)
 
 
+def depends_on_values(func: Any) -> bool:
+    """Whether the result of an operator, or its shape, depends on the values of tensors."""
+    return not _DEPENDS.isdisjoint(func.tags)
+
+
+_DEPENDS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
 def real() -> AbstractContextManager[Any]:
     """Return a context in which no mode is active: tensors are real, and nothing is recorded."""
     return modes._disable_current_modes()

@@ -18,6 +18,7 @@ from typing import Any
 from drivetrain.forecast import blocks
 from drivetrain.forecast.memory import Measured, multiplied
 from drivetrain.forecast.standins import Job, sharding_options
+from drivetrain.forecast.values import UnreadableError, Values
 from drivetrain.forecast.windows import Case, Windows
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.fsdp import FSDPStrategy
@@ -70,7 +71,6 @@ class Planner:
 
     def __init__(self, job: Job, mode: Any, program: str, asked: dict[str, Any]) -> None:
         self.job, self.mode, self.program, self.asked = job, mode, program, asked
-        self.values = [tuple(each) for each in asked.get("values", ())]
         self._base = Case(foreach=not job.on_host)
 
     def run(self, trainer: Any, started: Any, fits: Fits) -> dict[str, Any]:
@@ -79,6 +79,8 @@ class Planner:
         try:
             base = self.measured(Change("", ""))
         except TryError as error:
+            if str(error).startswith(UnreadableError.__name__) and self.asked["values"] is None:
+                return {"reads": sum(each.nbytes for each in started.model.parameters())}
             return {"failed": str(error)}
         found = {"base": base, "plan": str(trainer.plan), "changes": [], "largest": None}
         if self.asked.get("tries") or (not fits(base) and self.asked.get("tries") is not False):
@@ -215,7 +217,8 @@ class Planner:
                 trainer = type(trainer)(**{**given, **change.arguments})
             case = dataclasses.replace(self._base, **change.case, lengths=lengths)
             batch = self.asked.get("batch")
-            return Windows(self.job, case, self.mode, self.program, self.values, batch).run(trainer, self._started)
+            values = Values(self.asked["values"])
+            return Windows(self.job, case, self.mode, self.program, values, batch).run(trainer, self._started)
 
         return Copy(run).result()
 

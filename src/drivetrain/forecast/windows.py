@@ -39,6 +39,7 @@ from drivetrain.forecast.ledger import (
 )
 from drivetrain.forecast.memory import Measured, measured
 from drivetrain.forecast.standins import ARRIVED, Job, refused_strategy, sharding_options, wrap_again
+from drivetrain.forecast.values import Values
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.run import ENDLESS
 from drivetrain.strategies.sharded_state import local_shard
@@ -127,15 +128,15 @@ class Windows:
         case: what is changed.
         mode: the fake mode.
         program: the path of the program.
-        values: what the program reads, from a real run: lines and values.
+        values: what the program reads from tensors; if they are recorded, the tensors are real.
         batch: the batch, or one with its shapes; ``None``: the first one of the program's loader.
     """
 
     def __init__(
-        self, job: Job, case: Case, mode: Any, program: str, values: list[tuple[str, Any]], batch: Any = None
+        self, job: Job, case: Case, mode: Any, program: str, values: Values, batch: Any = None
     ) -> None:  # fmt: skip
         self.job, self.case, self.mode, self.batch = job, case, mode, batch
-        self.ledger = Ledger()
+        self.values, self.ledger = values, Ledger()
         self.recorder = Recorder(self.ledger, Lines(_program_files(program)), values)
         self.recorder.phase = "optimizer"  # what is made before the first batch belongs to no forward pass
         self._optimizers: list[Any] = []
@@ -179,6 +180,8 @@ class Windows:
             trainer.run_job(job)
         return self.result
 
+    result: Any = None
+
     def _quiet(self, trainer: Any, model: Any) -> None:
         """Leave out what writes files or to the terminal, and every limit and validation."""
         self._is_compiled = bool(trainer.settings.compile)
@@ -219,7 +222,7 @@ class Windows:
     def _fake(self, batch: Any) -> Any:
         def fake(tensor: Any) -> Any:
             parts = self.case.divides
-            if not isinstance(tensor, Tensor):
+            if not isinstance(tensor, Tensor) or self.values.records:
                 return tensor
             if tensor.ndim and (parts > 1 or self.case.samples):
                 tensor = tensor[: self.case.samples or max(1, tensor.shape[0] // parts)].contiguous()
@@ -259,6 +262,8 @@ class Windows:
             self._divide_by_arrival()
         if batch_idx + 1 < self._window * WINDOWS:
             return
+        if self.values.records:
+            raise _EndedError
         self._mark_gradients()
         events, steps = self._first
         host = _on_host(self.trainer.strategy)
