@@ -216,7 +216,7 @@ def _planned(trainer: Any, module: Any, batch: Any) -> Any:
         module.transfer_batch_to_device = lambda batch, device, dataloader_idx: batch
         again = type(trainer)(**{**settings, "callbacks": own, "plan_check": None})
         started = again._job(TrainerFn.FITTING, module, {"fit": [batch], "validate": None}, None, None, None)
-        planner = Planner(job, mode, sys.argv[0], {"tries": False, "batch": batch, "values": {}})
+        planner = Planner(job, mode, sys.argv[0], {"tries": False, "batch": batch, "values": {}, "rank": 0})
         found = planner.run(again, started, lambda measured: True)
         if "failed" in found:
             return TryError(found["failed"])

@@ -67,7 +67,7 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
     def fits(found: Any) -> bool:
         return asked["memory"] is None or needed(found, asked["devices"]) <= asked["memory"]
 
-    job = standins.Job(asked["devices"], asked["per_node"], asked["rank"], asked["on_host"])
+    job = standins.Job(asked["devices"], asked["per_node"], asked["rank"] or 0, asked["on_host"])
     mode, make_job = become(job), trainers._job
 
     def fit_is_planned(trainer: Any, fn: Any, *args: Any) -> Any:

@@ -22,6 +22,7 @@ from drivetrain.errors import ConfigurationError, number_of
 from drivetrain.forecast.allowance import allowance, gib, needed
 from drivetrain.forecast.devices import device_of
 from drivetrain.forecast.exchange import fastest_first, of_window
+from drivetrain.forecast.rank_classes import numbers_of
 from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end, signals_as_interrupts
 
 VARIABLE = "DRIVETRAIN_PLAN"
@@ -46,7 +47,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "--device", metavar="NAME", help='such as "H100 80GB", or "name=X,memory=80GB,..."; "cpu": processes on hosts'
     )
     made.add_argument("--devices-per-node", type=_positive, metavar="N", help="devices of a machine (default: 8)")
-    made.add_argument("--rank", type=int, default=0, help="the rank that is planned (default: 0)")
+    made.add_argument("--rank", type=int, help="plan this rank alone (default: a rank of each class)")
     made.add_argument("--no-changes", action="store_true", help="try no changes if the program does not fit")
     made.add_argument("--timeout", type=float, default=600.0, help="seconds (default: 600)")
     made.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -146,7 +147,7 @@ def _asked(given: argparse.Namespace, made: argparse.ArgumentParser) -> tuple[An
     per_node = given.devices_per_node or min(given.devices, 8)
     if given.devices % per_node:
         made.error(f"--devices {given.devices} is no multiple of --devices-per-node {per_node}.")
-    if not 0 <= given.rank < given.devices:
+    if given.rank is not None and not 0 <= given.rank < given.devices:
         made.error(f"--rank {given.rank}: the ranks are 0 to {given.devices - 1}.")
     return device, {
         "devices": given.devices, "per_node": per_node, "rank": given.rank, "on_host": device is None,
@@ -164,12 +165,21 @@ def report(found: dict[str, Any], given: argparse.Namespace, device: Any) -> dic
     memory = None if device is None else int(device.memory)
     result: dict[str, Any] = {
         "schema": SCHEMA, "program": given.program, "devices": given.devices, "per_node": per_node,
-        "device": "cpu" if device is None else device.name, "rank": given.rank, "memory": memory,
+        "device": "cpu" if device is None else device.name, "rank": found["rank"], "memory": memory,
         "fits": None if memory is None else needed(base, given.devices) <= memory,
         **_needs(base, given.devices, device, per_node),
         "exchanges": _exchanges(base), "unreadable": base.unreadable, "read": base.read,
         "largest_micro_batch": found["largest"], "micro_batch": base.batch_size, "changes": [],
     }  # fmt: skip
+    result["classes"] = [
+        {
+            "ranks": numbers_of(ranks),
+            "rank": each.rank,
+            "failed": each.failed,
+            **_class(each.found, given.devices, memory),
+        }
+        for ranks, each in found["classes"]
+    ]
     for change in found["changes"]:
         needs = {"failed": change.failed}
         if change.found is not None:
@@ -177,6 +187,14 @@ def report(found: dict[str, Any], given: argparse.Namespace, device: Any) -> dic
             needs["fits"] = None if memory is None else needs["needed"] <= memory
         result["changes"].append({"change": change.name, "write": change.write, **needs})
     return result
+
+
+def _class(found: Any, devices: int, memory: int | None) -> dict[str, Any]:
+    """Return what a class of ranks needs; nothing if none of them was run."""
+    if found is None:
+        return {}
+    total = needed(found, devices)
+    return {"peak": found.peak.total, "needed": total, "fits": None if memory is None else total <= memory}
 
 
 def _needs(base: Any, devices: int, device: Any, per_node: int) -> dict[str, Any]:
@@ -237,6 +255,7 @@ def lines(result: dict[str, Any]) -> list[str]:
                 found.append(f"    {block or 'outside of blocks':<22}{gib(own):>11}")
     parts = ", ".join(f"{name} {gib(size)}" for name, size in result["allowance"].items())
     found += [f"  allowance: {parts}"] if parts else []
+    found += _classes(result["classes"])
     if result["exchanges"]:
         found += ["", "  exchanged in a step:"]
         for each in result["exchanges"]:
@@ -251,6 +270,17 @@ def lines(result: dict[str, Any]) -> list[str]:
     for place, count in result["read"].items():
         found.append(f"  {_short(place)} reads {number_of(count, 'value')}, computed here from the first batch")
     return [*found, *_changes(result)]
+
+
+def _classes(classes: list[dict[str, Any]]) -> list[str]:
+    found = ["", "  by class of ranks:"] if classes else []
+    for each in classes:
+        needs = f"failed: {each['failed']}" if each["failed"] else "not run: smaller shards than the others"
+        if "peak" in each:
+            fits = {True: ", fits", False: ", does not fit", None: ""}[each["fits"]]
+            needs = f"tensors {gib(each['peak'])}, with the allowance {gib(each['needed'])}{fits}"
+        found.append(f"    rank{'' if each['ranks'].isdecimal() else 's'} {each['ranks']}: {needs}")
+    return found
 
 
 def _changes(result: dict[str, Any]) -> list[str]:

@@ -52,6 +52,7 @@ class Measured:
         batch_size: the samples of a micro-batch; 0: not known.
         is_complete: whether all blocks were measured.
         live: the live bytes at the hooks of the last batch, as they were measured.
+        classes: the ranks of the job by the sizes of their shards, the largest first.
     """
 
     stretches: dict[Key, Stretch]
@@ -67,6 +68,7 @@ class Measured:
     batch_size: int = 0
     is_complete: bool = False
     live: dict[str, int] = field(default_factory=dict)
+    classes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def peak(self) -> Stretch:

@@ -28,7 +28,7 @@ from drivetrain.strategies.parallel import ParallelStrategy
 from drivetrain.strategies.strategy import Strategy
 
 
-@dataclass(frozen=True)
+@dataclass
 class Job:
     """The job that is planned, as one of its ranks sees it.
 
@@ -288,6 +288,11 @@ def device_numbers(ranks: Sequence[int]) -> tuple[int, int]:
 def wrap_again(owner: Any, module: nn.Module) -> None:
     """Let a DDPStrategy wrap its module again."""
     owner.model = owner._wrapped(module)
+
+
+def pipeline_of(owner: Any) -> tuple[dict[str, int], int]:
+    """Return the rank of a pipeline that holds each parameter, and the number of ranks in a pipeline."""
+    return {}, 1
 
 
 def sharding_options(owner: Any) -> Any:

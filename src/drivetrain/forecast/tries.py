@@ -17,6 +17,7 @@ from typing import Any
 
 from drivetrain.forecast import blocks
 from drivetrain.forecast.memory import Measured, multiplied
+from drivetrain.forecast.rank_classes import MOST_CLASSES
 from drivetrain.forecast.standins import Job, sharding_options
 from drivetrain.forecast.values import UnreadableError, Values
 from drivetrain.forecast.windows import Case, Windows
@@ -41,6 +42,7 @@ class Change:
         write: the line to write.
         arguments: of the Trainer.
         case: attributes of a :class:`Case`.
+        rank: the rank that is run; ``None``: the planned one.
         found: what the program then needs; ``None``: it could not be measured, for the reason in ``failed``.
     """
 
@@ -48,6 +50,7 @@ class Change:
     write: str
     arguments: dict[str, Any] = field(default_factory=dict)
     case: dict[str, Any] = field(default_factory=dict)
+    rank: int | None = None
     found: Measured | None = None
     failed: str = ""
 
@@ -71,7 +74,7 @@ class Planner:
 
     def __init__(self, job: Job, mode: Any, program: str, asked: dict[str, Any]) -> None:
         self.job, self.mode, self.program, self.asked = job, mode, program, asked
-        self._base = Case(foreach=not job.on_host)
+        self._base, self.rank = Case(foreach=not job.on_host), job.rank
 
     def run(self, trainer: Any, started: Any, fits: Fits) -> dict[str, Any]:
         """Return the result for the command: the unchanged program, and changes if it does not fit."""
@@ -82,11 +85,30 @@ class Planner:
             if str(error).startswith(UnreadableError.__name__) and self.asked["values"] is None:
                 return {"reads": sum(each.nbytes for each in started.model.parameters())}
             return {"failed": str(error)}
-        found = {"base": base, "plan": str(trainer.plan), "changes": [], "largest": None}
+        classes = self._by_class(base) if self.asked["rank"] is None else []
+        worst = max(
+            (each for _, each in classes if each.found is not None),
+            key=lambda each: each.found.peak.total if each.found else 0, default=None,
+        )  # fmt: skip
+        if worst is not None and worst.found is not None and worst.rank is not None:
+            base, self.rank = worst.found, worst.rank
+        found = {"base": base, "rank": self.rank, "classes": classes, "plan": str(trainer.plan), "changes": [],
+                 "largest": None}  # fmt: skip
         if self.asked.get("tries") or (not fits(base) and self.asked.get("tries") is not False):
             found["changes"] = list(self._tried(fits))
             found["largest"] = self.largest_batch(base, fits)
         return found
+
+    def _by_class(self, base: Measured) -> list[tuple[tuple[int, ...], Change]]:
+        """Return the classes of ranks, each with what its first rank needs; of many classes some are not run."""
+        classes = [(ranks, Change("", "", rank=ranks[0])) for ranks in base.classes]
+        if len(classes) == 1:
+            return []
+        run = [each for _, each in classes[:MOST_CLASSES]]
+        for each in run:
+            each.found = base if each.rank == self.rank else None
+        self._measured_together([each for each in run if each.found is None])
+        return classes
 
     # ---- changes -------------------------------------------------------------------------------------------------
 
@@ -210,7 +232,9 @@ class Planner:
 
         def run() -> Measured:
             trainer = self._trainer
-            if change.arguments:
+            rank = self.rank if change.rank is None else change.rank
+            if change.arguments or rank != self.job.rank:
+                self.job.rank = rank
                 given = {
                     each.name: getattr(trainer.settings, each.name) for each in dataclasses.fields(trainer.settings)
                 }

@@ -38,7 +38,15 @@ from drivetrain.forecast.ledger import (
     finished,
 )
 from drivetrain.forecast.memory import Measured, measured
-from drivetrain.forecast.standins import ARRIVED, Job, refused_strategy, sharding_options, wrap_again
+from drivetrain.forecast.rank_classes import rank_classes
+from drivetrain.forecast.standins import (
+    ARRIVED,
+    Job,
+    pipeline_of,
+    refused_strategy,
+    sharding_options,
+    wrap_again,
+)
 from drivetrain.forecast.values import Values
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.run import ENDLESS
@@ -210,6 +218,7 @@ class Windows:
         self._stack.enter_context(self.recorder)
         self.recorder.mark((*module.parameters(), *module.buffers()), OTHER)
         set_up(trainer)
+        self._classes = rank_classes(module, self.job.devices, *pipeline_of(trainer.strategy))
         self.recorder.watch(module, self.blocks)
         self.module, self.trainer = module, trainer
         if isinstance(trainer.strategy.model, DistributedDataParallel):
@@ -276,6 +285,7 @@ class Windows:
             self.result.recorded, is_compiled=self._is_compiled,
             allows_tf32=torch.get_float32_matmul_precision() != "highest",
         )  # fmt: skip
+        self.result.classes = self._classes
         for handle in (*self._handles, *self.recorder.handles):
             handle.remove()
         raise _EndedError
