@@ -6,6 +6,7 @@ Options: strategy, precision, accumulate, clip, ema, checkpointed, layers, devic
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import EMAWeightAveraging
-from drivetrain.strategies import FSDPStrategy, ModelParallelStrategy
+from drivetrain.strategies import FSDPStrategy, ModelParallelStrategy, PipelineStrategy
 
 WIDTH, HEADS, WORDS, LENGTH = 128, 4, 500, 64
 
@@ -85,6 +86,11 @@ class MLP(Base):
         x, y = batch
         return F.cross_entropy(self.head(self.through(self.blocks, x)), y)
 
+    def configure_pipeline(self, num_stages: int) -> Any:
+        layers = [*self.blocks, self.head]
+        bounds = [len(layers) * number // num_stages for number in range(num_stages + 1)]
+        return [nn.Sequential(*layers[first:last]) for first, last in pairwise(bounds)], F.cross_entropy
+
 
 class Convolution(nn.Module):
     def __init__(self) -> None:
@@ -134,6 +140,8 @@ def strategy(name: str, options: dict[str, str]) -> Any:
     if name := options.get("strategy", "auto"):
         if name == "fsdp_window":
             return FSDPStrategy(gradient_exchange="window", auto_wrap_policy=kinds)
+        if name in ("1f1b", "gpipe", "interleaved_1f1b"):
+            return PipelineStrategy(schedule=name, num_microbatches=4)  # type: ignore[arg-type]  # one of the names
         if name == "tp":
             return ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)
     return name

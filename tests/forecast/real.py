@@ -68,6 +68,13 @@ class Windows(Callback):
             self.saving = saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
             self.saving.__enter__()
 
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx + 1 == 3 * self.window:
+            with record_function("end"):
+                pass
+
+
+class WalkingWindows(Windows):
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         if self.saving is not None:
             self.saving.__exit__()
@@ -78,16 +85,11 @@ class Windows(Callback):
         if self.found:
             self.found["after backward"] = live_tensors(pl_module) + self.buckets
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx + 1 == 3 * self.window:
-            with record_function("end"):
-                pass
-
 
 def main(path: str, name: str, words: list[str], walks: bool = False) -> None:
     options = programs.parsed(words)
     fit = programs.trainer(name, options, max_steps=3)
-    fit._callbacks.append(watch := Windows(int(options.get("accumulate", 1)), walks))
+    fit._callbacks.append(watch := (WalkingWindows if walks else Windows)(int(options.get("accumulate", 1)), walks))
     loader = programs.loader(name)
     before = live_tensors()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:

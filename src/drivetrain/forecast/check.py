@@ -29,18 +29,15 @@ from drivetrain.loops.progress import TrainerFn
 APART = 0.1
 """The share of the plan's peak by which the device may differ without a warning."""
 LONGEST_WAIT_S = 60.0
-_HOOKS = ("start", "before backward", "after backward")
 _KEEPS = {
     "start": "what is kept between steps (parameters, gradients, the optimizer's state, or tensors of other objects)",
-    "before backward": "activations",
-    "after backward": "gradients",
-    "peak": "temporary tensors, such as the results of single operations",
+    "passes": "activations, or temporary tensors of the forward and backward pass",
+    "step": "temporary tensors of the optimizer's step",
 }
 _CURES = {
     "start": "Look for tensors on the device that no module and no optimizer holds",
-    "before backward": 'See which layers keep more or less with Trainer(profiler="memory")',
-    "after backward": "Look for gradients that something else keeps",
-    "peak": 'See which operation takes it with Trainer(profiler="memory")',
+    "passes": 'See which layers take more or less with Trainer(profiler="memory")',
+    "step": "Look for what hooks and the optimizer allocate in its step",
 }
 
 
@@ -87,27 +84,26 @@ class PlanCheck(Callback):
             self._send(batch)
         if self._done == self._window:
             self._accelerator.reset_peak_memory(self._device)
-            self._note("start")
+            self._found["start"] = self._accelerator.memory_allocated(self._device)
 
-    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        self._note("before backward")
-
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        self._note("after backward")
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if self._copy is not None and self._window <= self._done < 2 * self._window and "passes" not in self._found:
+            self._found["passes"] = self._accelerator.max_memory_allocated(self._device)
+            self._accelerator.reset_peak_memory(self._device)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._copy is None:
             return
         self._done += 1
         if self._done == 2 * self._window:
-            self._found["peak"] = self._accelerator.max_memory_allocated(self._device)
-        if "peak" in self._found and self._copy.is_done():
+            self._found["step"] = self._accelerator.max_memory_allocated(self._device)
+        if "step" in self._found and self._copy.is_done():
             self._compare()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self._copy is None:
             return
-        if "peak" not in self._found:
+        if "step" not in self._found:
             self._nothing("training ended before its second optimizer step.")
         elif self._copy.is_done(LONGEST_WAIT_S):
             self._compare()
@@ -120,10 +116,6 @@ class PlanCheck(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_copy": None}
-
-    def _note(self, hook: str) -> None:
-        if self._copy is not None and self._window <= self._done < 2 * self._window:
-            self._found[hook] = self._accelerator.memory_allocated(self._device)
 
     def _send(self, batch: Any) -> None:
         """Send the shapes of the first batch; the copy waits for them."""
@@ -146,28 +138,22 @@ class PlanCheck(Callback):
         if isinstance(plan, TryError):
             self._nothing(f"the plan failed: {plan}.")
             return
-        found, peak = self._found["peak"], plan["peak"]
+        there = self._found
+        there.setdefault("passes", there["step"])  # no optimizer has stepped
+        found, peak = max(there["passes"], there["step"]), max(plan["passes"], plan["step"])
         share = (found - peak) / max(peak, 1)
         text = f"the plan's peak of tensors is {gib(peak)}, and {self._device} reported {gib(found)}"
         if abs(found - peak) <= max(APART * peak, WORKSPACE):
             rank_zero_info(f"plan_check: {text} in the second optimizer step.")
             return
-        kind = max(_KEEPS, key=lambda each: abs(self._difference(plan, each))) if plan["live"] else "start"
+        kept = there["start"] - plan["start"]
+        differs = {each: abs(there[each] - plan[each] - kept) for each in ("passes", "step")}
+        kind = max({"start": abs(kept), **differs}.items(), key=lambda each: each[1])[0]
         rank_zero_warn(
             f"plan_check: {text} in the second optimizer step, {abs(share):.0%} {'more' if share > 0 else 'less'}. "
             f"What differs is probably {_KEEPS[kind]}. {_CURES[kind]}, and allow for the difference when you use "
             "`drivetrain plan`."
         )
-
-    def _difference(self, plan: dict[str, Any], kind: str) -> int:
-        """Return by how much the growth from the hook before to ``kind`` differs from the plan's."""
-        there, here = {**plan["live"], "peak": plan["peak"]}, self._found
-        if kind == "start":
-            return int(here["start"] - there["start"])
-        known = [each for each in _HOOKS if each in here and each in there]
-        if kind == "peak":
-            return int(here["peak"] - max(here[each] for each in known) - there["peak"] + max(there[n] for n in known))
-        return int(here[kind] - here["start"] - there[kind] + there["start"]) if kind in known else 0
 
     def _nothing(self, why: str) -> None:
         self._end()
@@ -221,6 +207,9 @@ def _planned(trainer: Any, module: Any, batch: Any) -> Any:
         if "failed" in found:
             return TryError(found["failed"])
         base = found["base"]
-        return {"peak": base.peak.total, "live": {} if base.on_host else base.live}
+        start = sum(size for kind, size in base.start.items() if kind not in base.on_host)
+        step = [each.total for key, each in base.stretches.items() if key[1] == "optimizer"]
+        passes = [each.total for key, each in base.stretches.items() if key[1] != "optimizer"]
+        return {"start": start, "passes": max(passes, default=0), "step": max(step, default=0)}
     except BaseException as error:
         return TryError(cause(error))

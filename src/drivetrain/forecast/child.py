@@ -18,6 +18,7 @@ import torch
 from drivetrain.cli.program import add_program_arguments, run_program
 from drivetrain.forecast import standins, torch_tools
 from drivetrain.forecast.allowance import needed
+from drivetrain.forecast.stages import stand_in_for_stages
 from drivetrain.forecast.tries import Planner, cause
 from drivetrain.forecast.values import Values, read_one_by_one
 from drivetrain.forecast.windows import Case, Windows
@@ -111,6 +112,7 @@ def become(job: standins.Job) -> Any:
     cast("Any", entrance).resolve = standins.planned(job)
     standins.stand_in_for_ranks(job)
     standins.parameters_become_fake(mode)
+    stand_in_for_stages(mode)
     return mode
 
 

@@ -244,6 +244,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
             size = 0 if whole is None else whole.numel() * whole.element_size()
             dtype = "" if whole is None else str(whole.dtype).removeprefix("torch.")
             self.ledger.steps.append([Exchange(name, ranks, size, dtype, phase, block, -1), used])
+            if name == "recv":
+                self.mark(inputs, EXCHANGED)
             if "reduce" in name:
                 self.mark(
                     [each for each in inputs if self.ledger.kinds.get(self.number(each) or -1) == OTHER], EXCHANGED

@@ -163,13 +163,12 @@ def multiplied(few: Measured, more: Iterable[Measured], fewest: int) -> Measured
         total = base.total + sum((other.total - base.total) * factor for other, factor in grown)
         stretches[key] = dataclasses.replace(base, total=total, kinds=kinds, blocks=block)
     start = _line(few.start, [(other.start, length - fewest) for other, (_, length) in each])
-    live = _line(few.live, [(other.live, length - fewest) for other, (_, length) in each])
     steps = few.recorded.steps
     for other, (_, length) in each:
         steps = repeated(few.recorded.steps, other.recorded.steps, length) if len(each) == 1 else steps
     seconds = few.seconds + sum(other.seconds for other, _ in each)
     recorded = dataclasses.replace(few.recorded, steps=steps)
-    return dataclasses.replace(few, stretches=stretches, seconds=seconds, recorded=recorded, start=start, live=live)
+    return dataclasses.replace(few, stretches=stretches, seconds=seconds, recorded=recorded, start=start)
 
 
 def _line(base: Mapping[str, int], grown: list[tuple[Mapping[str, int], int]]) -> dict[str, int]:

@@ -25,6 +25,7 @@ from drivetrain.strategies.fully_sharded import FullySharded
 from drivetrain.strategies.group import TorchGroup
 from drivetrain.strategies.model_parallel import ModelParallelStrategy
 from drivetrain.strategies.parallel import ParallelStrategy
+from drivetrain.strategies.pipeline import PipelineStrategy
 from drivetrain.strategies.strategy import Strategy
 
 
@@ -121,11 +122,14 @@ def planned(job: Job, strategy: str | None = None) -> Callable[[Settings], Plan]
 
 def refused_strategy(strategy: Strategy) -> str | None:
     """Return why a run with ``strategy`` cannot be planned; ``None``: it can."""
-    kinds = (FSDPStrategy, ModelParallelStrategy)
+    kinds = (FSDPStrategy, ModelParallelStrategy, PipelineStrategy)
     name = type(strategy).__name__
     if isinstance(strategy, kinds) or name in ("DDPStrategy", "SingleDeviceStrategy"):
         return None
-    return f"{name} is not planned yet: SingleDeviceStrategy, DDPStrategy, FSDPStrategy and ModelParallelStrategy are."
+    return (
+        f"{name} is not planned yet: SingleDeviceStrategy, DDPStrategy, FSDPStrategy, ModelParallelStrategy and "
+        "PipelineStrategy are."
+    )
 
 
 def stand_in_for_ranks(job: Job) -> None:
@@ -252,7 +256,12 @@ def fake_all(root: nn.Module, mode: Any) -> None:
 
 
 def _faked(mode: Any, tensor: Any) -> Any:
-    if not isinstance(tensor, Tensor) or torch_tools.is_fake(tensor) or type(tensor) not in (Tensor, nn.Parameter):
+    if (
+        not isinstance(tensor, Tensor)
+        or tensor.is_meta
+        or torch_tools.is_fake(tensor)
+        or type(tensor) not in (Tensor, nn.Parameter)
+    ):
         return tensor
     if not hasattr(tensor, _STAND_IN):  # one stand-in for a tensor that several modules register
         setattr(tensor, _STAND_IN, torch_tools.alike(mode, tensor))
@@ -292,7 +301,14 @@ def wrap_again(owner: Any, module: nn.Module) -> None:
 
 def pipeline_of(owner: Any) -> tuple[dict[str, int], int]:
     """Return the rank of a pipeline that holds each parameter, and the number of ranks in a pipeline."""
-    return {}, 1
+    return (owner._owners, owner.size) if isinstance(owner, PipelineStrategy) else ({}, 1)
+
+
+def schedule_of(owner: Any) -> tuple[int, int, int] | None:
+    """Return the ranks of a pipeline, the micro-batches of a batch, and the stages of a rank; ``None``: no pipeline."""
+    if not isinstance(owner, PipelineStrategy):
+        return None
+    return owner.size, next(iter(owner._schedules.values())).count, owner.stages_per_rank
 
 
 def sharding_options(owner: Any) -> Any:

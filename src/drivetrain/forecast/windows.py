@@ -44,6 +44,7 @@ from drivetrain.forecast.standins import (
     Job,
     pipeline_of,
     refused_strategy,
+    schedule_of,
     sharding_options,
     wrap_again,
 )
@@ -113,6 +114,14 @@ class Watch(Callback):
         """Begin a batch, and with the first one of a window the window."""
         self._own.begins_batch(batch, batch_idx)
 
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """End the fit after the last window."""
+        self._own.ends_batch(batch_idx)
+
+
+class WatchBackward(Watch):
+    """Knows more of the phases, where the strategy calls the hooks of the backward pass."""
+
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Follow the phase."""
         self._own.note("before backward")
@@ -122,10 +131,6 @@ class Watch(Callback):
         """Follow the phase."""
         self._own.note("after backward")
         self._own.recorder.phase = "clip"
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """End the fit after the last window."""
-        self._own.ends_batch(batch_idx)
 
 
 class Windows:
@@ -195,7 +200,8 @@ class Windows:
         self._is_compiled = bool(trainer.settings.compile)
         own = model.configure_callbacks
         model.configure_callbacks = lambda: _without_traces(_listed(own()))
-        trainer._callbacks = [*_without_traces(trainer._callbacks), Watch(self)]
+        watch = WatchBackward if pipeline_of(trainer.strategy)[1] == 1 else Watch
+        trainer._callbacks = [*_without_traces(trainer._callbacks), watch(self)]
         trainer._loggers, trainer._profiler, trainer._set_ckpt_path = [], None, None
         trainer.settings = dataclasses.replace(
             trainer.settings, max_time=None, profiler=None, logger=False, cuda_graphs=False, compile=None,
@@ -209,7 +215,8 @@ class Windows:
     def _prepare(self, trainer: Any, set_up: Callable[[Any], None]) -> None:
         """Set the model up on fake tensors, of which everything is recorded from now on."""
         module = trainer.lightning_module
-        self.lists = blocks.shorten(module, self.case.lengths)
+        size = pipeline_of(trainer.strategy)[1]  # stages are cut from all blocks
+        self.lists = blocks.shorten(module, self.case.lengths if size == 1 else None)
         self.blocks = blocks.paths(module)
         if self.case.recomputes:
             blocks.recompute(self.blocks.values())
@@ -246,9 +253,8 @@ class Windows:
         own = self.recorder
         if batch_idx % self._window == 0:
             gc.collect()  # cycles hold what the window before has left
-            parameters = [local_shard(each) for each in self.module.parameters()]
-            own.mark(parameters, PARAMETERS)
-            own.mark([local_shard(each) for each in self.module.buffers()], BUFFERS)
+            own.mark([local_shard(each) for each in self.module.parameters() if not each.is_meta], PARAMETERS)
+            own.mark([local_shard(each) for each in self.module.buffers() if not each.is_meta], BUFFERS)
             self._optimizers = list(self.trainer.strategy.optimizers)
             self._mark_states()
             for optimizer in self._optimizers if self.case.foreach else ():
@@ -282,7 +288,7 @@ class Windows:
             batch_size=self.batch_size, is_complete=self.case.lengths is None, live=self._live,
         )  # fmt: skip
         self.result.recorded = dataclasses.replace(
-            self.result.recorded, is_compiled=self._is_compiled,
+            self.result.recorded, pipeline=schedule_of(self.trainer.strategy), is_compiled=self._is_compiled,
             allows_tf32=torch.get_float32_matmul_precision() != "highest",
         )  # fmt: skip
         self.result.classes = self._classes
