@@ -269,8 +269,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         if (counts := _counts_steps()) or not line:  # or drivetrain or torch itself reads, such as a value for a logger
             return tensor.dtype is torch.bool if not tensor.dtype.is_floating_point else float(counts)
         is_known, value = self.values.take((line, block, str(func)))
-        counts = self.ledger.read if is_known else self.ledger.unreadable
-        counts[line] = counts.get(line, 0) + 1
+        reads = self.ledger.read if is_known else self.ledger.unreadable
+        reads[line] = reads.get(line, 0) + 1
         zero = False if tensor.dtype is torch.bool else 0.0 if tensor.dtype.is_floating_point else 0
         return value if is_known else zero
 

@@ -27,7 +27,7 @@ def stand_in_for_stages(mode: Any) -> None:
     Args:
         mode: the fake mode.
     """
-    make, own_stage = pipeline.configured, pipelining.PipelineStage
+    make, own_stage = pipeline_stages.configured, pipelining.PipelineStage
     schedules, schedule_for = cast("Any", pipeline_stages.Schedule), PipelineStrategy._schedule_for
     train = schedules.train
 
