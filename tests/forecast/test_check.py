@@ -5,20 +5,26 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.forecast.comparing import copied
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Callback, LightningModule
+from drivetrain.accelerators import CPUAccelerator
 from drivetrain.errors import ConfigurationError
 from drivetrain.forecast.check import PlanCheck
 from drivetrain.testing import FakeAccelerator
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="copies of a process")
+LONG = pytest.mark.skipif(os.environ.get("DRIVETRAIN_FAULTS", "") != "long", reason="make test-faults runs it")
 SIZE = 300 * 2**20
 
 
@@ -144,6 +150,44 @@ def test_the_copy_ends_with_a_run_that_fails(make_trainer: Callable[..., Any]) -
     assert check._copy is None
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+class Counting(CPUAccelerator):
+    """Says what a device may say."""
+
+    def memory_allocated(self, device: torch.device) -> int | None:
+        return SIZE
+
+    def max_memory_allocated(self, device: torch.device) -> int | None:
+        return SIZE
+
+    def reset_peak_memory(self, device: torch.device) -> None:
+        pass
+
+
+@LONG
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_rank_zero_of_two_compares(strategy: str, make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    """Its copy leaves the process group to the ranks."""
+    copies = []
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+
+    def run() -> None:
+        trainer = make_trainer(accelerator=Counting(), devices=2, strategy=strategy, plan_check="warn")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.fit(Net(), data())
+        (tmp_path / f"said{trainer.global_rank}").write_text("\n".join(str(each.message) for each in caught))
+
+    for rank in ("0", "1"):
+        job = {"WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        copies.append(copied(run, tmp_path / f"log{rank}", **job))
+    assert [os.waitstatus_to_exitcode(os.waitpid(each, 0)[1]) for each in copies] == [0, 0]
+    first, second = ((tmp_path / f"said{rank}").read_text() for rank in range(2))
+    assert "plan_check: the plan's peak of tensors is" in first, first
+    assert "plan_check" not in second
 
 
 def test_other_values_are_refused(make_trainer: Callable[..., Any]) -> None:
