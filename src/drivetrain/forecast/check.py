@@ -21,7 +21,7 @@ from drivetrain.callback import Callback
 from drivetrain.errors import check_choice
 from drivetrain.forecast import child, torch_tools
 from drivetrain.forecast.allowance import WORKSPACE, gib
-from drivetrain.forecast.standins import Job, fake_all
+from drivetrain.forecast.standins import Job, drop_values
 from drivetrain.forecast.tries import Copy, Planner, TryError, cause
 from drivetrain.launchers.board import leave_board
 from drivetrain.loops.progress import TrainerFn
@@ -195,7 +195,7 @@ def _planned(trainer: Any, module: Any, batch: Any) -> Any:
         leave_board()
         torch_tools.forget_ranks()
         mode = child.become(job)
-        fake_all(module, mode)
+        drop_values(mode, module)
         module.configure_callbacks, module.prepare_data = list, lambda: None
         for name in ("on_before_batch_transfer", "on_after_batch_transfer"):
             setattr(module, name, lambda batch, dataloader_idx: batch)  # the batch has gone through them
@@ -204,8 +204,8 @@ def _planned(trainer: Any, module: Any, batch: Any) -> Any:
         started = again._job(TrainerFn.FITTING, module, {"fit": [batch], "validate": None}, None, None, None)
         planner = Planner(job, mode, sys.argv[0], {"tries": False, "batch": batch, "values": {}, "rank": 0})
         found = planner.run(again, started, lambda measured: True)
-        if "failed" in found:
-            return TryError(found["failed"])
+        if "base" not in found:
+            return TryError(found.get("refused") or found["failed"])
         base = found["base"]
         start = sum(size for kind, size in base.start.items() if kind not in base.on_host)
         step = [each.total for key, each in base.stretches.items() if key[1] == "optimizer"]

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 
 from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.engine import Engine
 from drivetrain.forecast import standins, torch_tools
 from drivetrain.forecast.allowance import needed
 from drivetrain.forecast.stages import stand_in_for_stages
@@ -39,7 +40,7 @@ def main() -> int:
     try:
         code = run_program(given, parser.prog)
     except Exception as error:
-        write(result, {"failed": cause(error)})
+        write(result, {"failed": cause(error), "before_fit": True})
         raise
     if not result.exists():
         write(result, {"failed": f"{given.program} ended without a call of trainer.fit."})
@@ -69,14 +70,21 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         return asked["memory"] is None or needed(found, asked["devices"]) <= asked["memory"]
 
     job = standins.Job(asked["devices"], asked["per_node"], asked["rank"] or 0, asked["on_host"])
-    mode, make_job = become(job), trainers._job
+    mode, make_job = become(job, bool(asked.get("values_until_fit"))), trainers._job
+    engines, make_engine = cast("Any", Engine), Engine.__init__
+
+    def engine_of_a_trainer(engine: Engine, *args: Any, **options: Any) -> None:
+        if "plan" not in options:
+            _end(result, {"refused": _ENGINE})
+        make_engine(engine, *args, **options)
+
+    engines.__init__ = engine_of_a_trainer
 
     def fit_is_planned(trainer: Any, fn: Any, *args: Any) -> Any:
         if fn != "fit":
-            raise NotImplementedError(
-                f"The program calls trainer.{fn.value} before trainer.fit, and a plan is of a fit."
-            )
+            _end(result, {"refused": f"The program calls trainer.{fn.value} first, and a plan is of trainer.fit."})
         started = make_job(trainer, fn, *args[:3], None, None)
+        standins.drop_values(mode, started.model)
         _end(result, Planner(job, mode, program, asked).run(trainer, started, fits))
 
     trainers._job = fit_is_planned
@@ -101,7 +109,7 @@ def _record_reads(trainers: Any, program: str, result: Path, memory: int) -> Non
     trainers._job = fit_is_recorded
 
 
-def become(job: standins.Job) -> Any:
+def become(job: standins.Job, values_until_fit: bool = False) -> Any:
     """Make this process a rank of the planned job, and return the fake mode."""
     os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # what a step calls beside its operations is no part of a plan
     torch.set_num_threads(1)  # nothing is computed, and threads would not survive a copy of the process
@@ -111,12 +119,17 @@ def become(job: standins.Job) -> Any:
         _KEPT.append(torch_tools.autocast_as_devices_do())
     cast("Any", entrance).resolve = standins.planned(job)
     standins.stand_in_for_ranks(job)
-    standins.parameters_become_fake(mode)
+    if not values_until_fit:
+        standins.parameters_become_fake(mode)
     stand_in_for_stages(mode)
     return mode
 
 
 _KEPT: list[Any] = []
+_ENGINE = (
+    "The program makes an Engine, whose loop is the program's own, and a plan is of trainer.fit. A LightningModule "
+    "around the model can be planned."
+)
 
 
 def _end(result: Path, found: dict[str, Any]) -> None:

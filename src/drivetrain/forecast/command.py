@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,18 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") 
     device, asked = _asked(given, made)
     command = command_of(given, made)
     folder = Path(tempfile.mkdtemp(prefix="plan-"))
+    found: dict[str, Any] = {}
     try:
         with signals_as_interrupts():
-            found = _found(command, asked, folder, given.timeout)
+            found = _run(command, asked, folder, given.timeout)
+            if found.get("before_fit") and given.devices is not None:
+                asked["values_until_fit"] = True
+                found = _run(command, asked, folder, given.timeout)
             if "reads" in found:
                 asked["values"] = _values(command, asked, folder, found["reads"])
-                found = _found(command, asked, folder, given.timeout)
+                found = _run(command, asked, folder, given.timeout)
+    except CannotTryError as error:
+        found = {"failed": str(error)}
     except KeyboardInterrupt:
         say(f"{prog}: interrupted; the program was ended")
         return 128 + signal.SIGINT
@@ -95,18 +102,17 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") 
     return 0 if result["fits"] is not False else 1
 
 
-def _found(command: Sequence[str], asked: dict[str, Any], folder: Path, limit_s: float) -> dict[str, Any]:
-    """Run the program in the process of a plan, and return what it has found."""
+def _run(command: Sequence[str], asked: dict[str, Any], folder: Path, timeout: float) -> dict[str, Any]:
+    """Run the program in a process of its own until its first fit, and return what that process has found."""
     result, log = folder / "result", folder / "output.txt"
     result.unlink(missing_ok=True)
     words = [sys.executable, "-m", "drivetrain.forecast.child", *command]
-    try:
-        code = run_to_end(words, Path.cwd(), {VARIABLE: json.dumps({**asked, "result": str(result)})}, log, limit_s)
-    except CannotTryError as error:
-        return {"failed": str(error)}
+    code = run_to_end(words, Path.cwd(), {VARIABLE: json.dumps({**asked, "result": str(result)})}, log, timeout)
     found: dict[str, Any] = {"failed": f"The program ended with exit code {code}."}
     if result.exists():
         found = pickle.loads(result.read_bytes())
+    if "refused" in found:
+        return {"failed": found["refused"]}
     if "failed" in found:
         found["failed"] += f" {last_lines(log)}"
     return found
@@ -119,7 +125,8 @@ def _values(command: Sequence[str], asked: dict[str, Any], folder: Path, paramet
     path, free = folder / "values", psutil.virtual_memory().available
     known: Any = {}
     if COPIES * parameters < free:
-        known = _found(command, {**asked, "reads": free}, folder, REAL_S).get("values", {})
+        with suppress(CannotTryError):
+            known = _run(command, {**asked, "reads": free}, folder, REAL_S).get("values", {})
     path.write_bytes(pickle.dumps(known))
     return str(path)
 
