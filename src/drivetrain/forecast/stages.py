@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +16,23 @@ from drivetrain.forecast import torch_tools
 from drivetrain.strategies import pipeline, pipeline_stages
 from drivetrain.strategies.pipeline import PipelineStrategy
 
+
+@dataclass
+class Pipeline:
+    """The pipeline of this process.
+
+    Attributes:
+        size: the number of its ranks; 1: there is none.
+        owners: for each parameter, the rank of the pipeline that holds it.
+        schedule: the ranks, the micro-batches of a batch, and the stages of a rank.
+    """
+
+    size: int = 1
+    owners: dict[str, int] = field(default_factory=dict)
+    schedule: tuple[int, int, int] | None = None
+
+
+PIPELINE = Pipeline()
 _STAGES: list[nn.Module] = []
 """Copies of all stages, because a rank keeps the parameters of its own ones only."""
 _SHAPES: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
@@ -27,7 +45,7 @@ def stand_in_for_stages(mode: Any) -> None:
     Args:
         mode: the fake mode.
     """
-    make, own_stage = pipeline_stages.configured, pipelining.PipelineStage
+    make, owned_by, own_stage = pipeline_stages.configured, pipeline_stages.owned_by, pipelining.PipelineStage
     schedules, schedule_for = cast("Any", pipeline_stages.Schedule), PipelineStrategy._schedule_for
     train = schedules.train
 
@@ -39,10 +57,16 @@ def stand_in_for_stages(mode: Any) -> None:
                 _STAGES.append(copy.deepcopy(each, {id(tensor): torch_tools.alike(mode, tensor) for tensor in tensors}))
         return stages, loss
 
+    def owned(module: nn.Module, stages: Any, processes: int) -> dict[str, int]:
+        PIPELINE.owners, PIPELINE.size = owned_by(module, stages, processes), processes
+        return PIPELINE.owners
+
     def with_shapes(strategy: PipelineStrategy, inputs: tuple[Tensor, ...], trains: bool) -> Any:
         with torch_tools.real(), mode:
             _SHAPES[:] = _shapes(strategy, inputs, trains)
-        return schedule_for(strategy, inputs, trains)
+        schedule = schedule_for(strategy, inputs, trains)
+        PIPELINE.schedule = strategy.size, schedule.count, strategy.stages_per_rank
+        return schedule
 
     def stage(module: nn.Module, number: int, *args: Any, **options: Any) -> Any:
         given, returned = _SHAPES[number]
@@ -52,7 +76,7 @@ def stand_in_for_stages(mode: Any) -> None:
         sums = train(schedule, *args)
         return torch.ones(2) if sums is None else sums  # the loss and its weight, which the last stage sends
 
-    cast("Any", pipeline).configured = configured
+    cast("Any", pipeline).configured, cast("Any", pipeline).owned_by = configured, owned
     cast("Any", PipelineStrategy)._schedule_for = with_shapes
     cast("Any", pipeline_stages).pipelining = SimpleNamespace(
         **{name: getattr(pipelining, name) for name in ("ScheduleInterleaved1F1B", "Schedule1F1B", "ScheduleGPipe")},

@@ -307,18 +307,6 @@ def wrap_again(owner: Any, module: nn.Module) -> None:
     owner.model = owner._wrapped(module)
 
 
-def pipeline_of(owner: Any) -> tuple[dict[str, int], int]:
-    """Return the rank of a pipeline that holds each parameter, and the number of ranks in a pipeline."""
-    return (owner._owners, owner.size) if isinstance(owner, PipelineStrategy) else ({}, 1)
-
-
-def schedule_of(owner: Any) -> tuple[int, int, int] | None:
-    """Return the ranks of a pipeline, the micro-batches of a batch, and the stages of a rank; ``None``: no pipeline."""
-    if not isinstance(owner, PipelineStrategy):
-        return None
-    return owner.size, next(iter(owner._schedules.values())).count, owner.stages_per_rank
-
-
 def sharding_options(owner: Any) -> Any:
     """Return the options of a strategy that shards with FSDP2; ``None`` for others."""
     return owner.options if isinstance(owner, FullySharded) else None

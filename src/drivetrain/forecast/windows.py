@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import drivetrain
+from drivetrain.base.introspect import overrides
 from drivetrain.base.tree import batch_sizes, map_leaves
 from drivetrain.callback import Callback
 from drivetrain.forecast import blocks, torch_tools
@@ -40,11 +41,13 @@ from drivetrain.forecast.ledger import (
 )
 from drivetrain.forecast.memory import Measured, measured
 from drivetrain.forecast.rank_classes import rank_classes
-from drivetrain.forecast.standins import ARRIVED, Job, pipeline_of, schedule_of, sharding_options, wrap_again
+from drivetrain.forecast.stages import PIPELINE
+from drivetrain.forecast.standins import ARRIVED, Job, sharding_options, wrap_again
 from drivetrain.forecast.values import Values
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.run import ENDLESS
 from drivetrain.strategies.sharded_state import local_shard
+from drivetrain.strategies.step import Step
 from drivetrain.trials.child import LEFT_OUT, NoLogger
 
 WINDOWS = 2
@@ -192,7 +195,7 @@ class Windows:
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="drivetrain-plan-"))
         own = model.configure_callbacks
         model.configure_callbacks = lambda: _without_traces(_listed(own()))
-        watch = WatchBackward if pipeline_of(trainer.strategy)[1] == 1 else Watch
+        watch = Watch if _owns_step(trainer.strategy) else WatchBackward
         trainer._callbacks = [*_without_traces(trainer._callbacks), watch(self)]
         trainer._loggers = [NoLogger(folder)] if trainer._loggers else []
         trainer.default_root_dir, trainer._profiler, trainer._set_ckpt_path = folder, None, None
@@ -208,8 +211,8 @@ class Windows:
     def _prepare(self, trainer: Any, set_up: Callable[[Any], None]) -> None:
         """Set the model up on fake tensors, of which everything is recorded from now on."""
         module = trainer.lightning_module
-        size = pipeline_of(trainer.strategy)[1]  # stages are cut from all blocks
-        self.lists = blocks.shorten(module, self.case.lengths if size == 1 else None)
+        # a pipeline cuts its stages from all blocks
+        self.lists = blocks.shorten(module, None if _owns_step(trainer.strategy) else self.case.lengths)
         self.blocks = blocks.paths(module)
         if self.case.recomputes:
             blocks.recompute(self.blocks.values())
@@ -218,7 +221,7 @@ class Windows:
         self._stack.enter_context(self.recorder)
         self.recorder.mark((*module.parameters(), *module.buffers()), OTHER)
         set_up(trainer)
-        self._classes = rank_classes(module, self.job.devices, *pipeline_of(trainer.strategy))
+        self._classes = rank_classes(module, self.job.devices, PIPELINE.owners, PIPELINE.size)
         self.recorder.watch(module, self.blocks)
         self.module, self.trainer = module, trainer
         if isinstance(trainer.strategy.model, DistributedDataParallel):
@@ -281,7 +284,7 @@ class Windows:
             batch_size=self.batch_size, is_complete=self.case.lengths is None, live=self._live,
         )  # fmt: skip
         self.result.recorded = dataclasses.replace(
-            self.result.recorded, pipeline=schedule_of(self.trainer.strategy), is_compiled=self._is_compiled,
+            self.result.recorded, pipeline=PIPELINE.schedule, is_compiled=self._is_compiled,
             allows_tf32=torch.get_float32_matmul_precision() != "highest",
         )  # fmt: skip
         self.result.classes = self._classes
@@ -317,6 +320,10 @@ class Windows:
     def _mark_gradients(self) -> None:
         found = [each.grad for each in self.module.parameters() if each.grad is not None]
         self.recorder.mark([local_shard(each) for each in found], GRADIENTS)
+
+
+def _owns_step(strategy: Any) -> bool:
+    return overrides(strategy, "bind_step", Step)
 
 
 def _on_host(strategy: Any) -> tuple[str, ...]:
