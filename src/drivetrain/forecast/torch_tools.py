@@ -80,8 +80,8 @@ def join_fake_ranks(rank: int, world_size: int, timeout: Any) -> None:
 def stages_know_shapes(stage: Any) -> None:
     """Change torch's ``PipelineStage``: its shapes are given, and the ranks do not vote on whether they are."""
     known = SimpleNamespace(item=lambda: 1)
-    stage._warmup_forward_vote = lambda own, *args, **options: known
-    stage._warmup_backward_result = lambda own, *args, **options: known
+    for name in torch_private.VOTES_OF_A_STAGE:
+        setattr(stage, name, lambda own, *args, **options: known)
 
 
 @contextlib.contextmanager
