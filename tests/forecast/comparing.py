@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # the copies need it, and importing it takes seconds
 from tests.forecast import real
 
 from drivetrain.forecast import child
 
 HERE = Path(__file__).parent
 CONSTANT = 24_000
-"""Bytes that a real run allocates beside the program: states of random generators, counters of the sampler."""
+"""Bytes that a real run allocates beside the program: states of random generators, which are always on the host."""
 
 
 def copied(function: Callable[[], Any], log: Path, **environ: str) -> int:
@@ -47,6 +48,11 @@ def copied(function: Callable[[], Any], log: Path, **environ: str) -> int:
 
 def planned(folder: Path, *words: str, devices: int = 1, rank: int = 0, **more: Any) -> Any:
     """Return what the plan measured for ``programs.py`` with ``words``."""
+    return whole_plan(folder, *words, devices=devices, rank=rank, **more)["base"]
+
+
+def whole_plan(folder: Path, *words: str, devices: int = 1, rank: int = 0, **more: Any) -> Any:
+    """Return all results of the plan of ``programs.py`` with ``words``: with ``tries=True`` those of changes, too."""
     asked = {
         "devices": devices, "per_node": devices, "rank": rank, "on_host": True, "memory": None, "tries": False,
         "result": str(folder / "result"), **more,
@@ -60,7 +66,7 @@ def planned(folder: Path, *words: str, devices: int = 1, rank: int = 0, **more: 
     assert (folder / "result").exists(), (folder / "log").read_text()
     found = pickle.loads((folder / "result").read_bytes())
     assert "base" in found, found["failed"] + (folder / "log").read_text()
-    return found["base"]
+    return found
 
 
 def ran(folder: Path, *words: str, devices: int = 1, walks: bool = False) -> dict[str, Any]:

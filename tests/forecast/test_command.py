@@ -10,7 +10,7 @@ import pytest
 from tests.forecast.planning import Said
 
 from drivetrain.forecast import command
-from drivetrain.forecast.command import main
+from drivetrain.forecast.command import lines, main
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan.py"
 PROGRAM = """
@@ -134,7 +134,9 @@ def test_what_does_not_fit_is_told_with_what_to_change(plan: Callable[..., Said]
     assert abs(parameters / 4 - 6.7e9) < 0.05e9
     assert found["kinds"]["optimizer"] == pytest.approx(2 * parameters, rel=1e-4)
     changes = {each["change"]: each for each in found["changes"]}
+    assert "declares no tp_plan" in changes.pop("tp")["failed"]
     assert all(not each.get("failed") for each in changes.values()), changes
+    assert "the fastest first, with multiples of its time: FULL_SHARD (1.00), offload (" in "\n".join(lines(found))
     assert changes["FULL_SHARD"]["fits"]
     assert changes["FULL_SHARD"]["write"] == 'Trainer(strategy="fsdp")'
     assert changes["FULL_SHARD"]["kinds"]["parameters"] == pytest.approx(parameters / 8, rel=1e-3)

@@ -211,7 +211,7 @@ def _needs(base: Any, devices: int, device: Any, per_node: int) -> dict[str, Any
         "peak": peak.total, "needed": needed(base, devices), "at": where,
         "kinds": {name: size for name, size in peak.kinds.items() if size},
         "activations": dict(peak.blocks), "on_host": {name: peak.kinds.get(name, 0) for name in base.on_host},
-        "allowance": {} if device is None else allowance(peak.total, devices), **_time(base, device, per_node),
+        "allowance": {} if device is None else allowance(base, devices), **_time(base, device, per_node),
     }  # fmt: skip
 
 

@@ -26,10 +26,13 @@ ACTIVATIONS, BUFFERS, BATCH, EXCHANGED, OTHER = "activations", "buffers", "batch
 KINDS = (PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER, ACTIVATIONS, BUFFERS, BATCH, EXCHANGED, OTHER)
 """What memory is used for; ``OTHER``: gradients of activations, and intermediate results of the optimizer."""
 
+_SHAPES = "shapes"
+"""What torch computes on fake tensors of global size for the shapes of shards; a rank allocates none of it."""
+
 _MARKS = {
     "init_all_gather_outputs": GATHERED, "alloc_all_gather_outputs": GATHERED, "init_unsharded_param": GATHERED,
     "foreach_all_gather": EXCHANGED, "foreach_all_gather_copy_out": GATHERED, "foreach_reduce": EXCHANGED,
-    **dict.fromkeys(torch_private.FUNCTIONS_OF_DDP, EXCHANGED),
+    **dict.fromkeys(torch_private.FUNCTIONS_OF_DDP, EXCHANGED), torch_private.COMPUTES_SHAPES: _SHAPES,
 }  # fmt: skip
 """Functions of torch, and the kind of what they allocate."""
 
@@ -65,6 +68,8 @@ class Ledger:
         steps: operations and exchanges, in order; what an exchange is waited on at is filled in at the end.
         kinds: the kind of each storage, by its number.
         blocks: the block in whose forward pass a storage was made.
+        makers: the function of torch that made a storage for an exchange, if one did.
+        set_up: the number of events before the first batch.
         unreadable: the lines of the program that read values, and no value is known.
         read: the lines of the program that read values which a pass with values has recorded.
     """
@@ -73,6 +78,8 @@ class Ledger:
     steps: list[Any] = field(default_factory=list)
     kinds: dict[int, str] = field(default_factory=dict)
     blocks: dict[int, str] = field(default_factory=dict)
+    makers: dict[int, str] = field(default_factory=dict)
+    set_up: int = 0
     unreadable: dict[str, int] = field(default_factory=dict)
     read: dict[str, int] = field(default_factory=dict)
 
@@ -88,12 +95,12 @@ class Lines:
         self._is_program = is_program
         self._known: dict[str, bool] = {}
 
-    def here(self) -> tuple[str, str, bool]:
+    def here(self) -> tuple[str, str, str]:
         """Return the line as "file.py:12", the kind that a function of torch on the way gives to what it allocates,
-        and whether an exchange on a stream of its own makes the operation.
+        and the function of an exchange on a stream of its own that makes the operation.
         """
         frame: Any = sys._getframe(2)
-        mark, apart = "", False
+        mark, apart = "", ""
         while frame is not None:
             code = frame.f_code
             if (own := self._known.get(code.co_filename)) is None:
@@ -104,7 +111,7 @@ class Lines:
             if name in ("run_job", torch_private.RUN_ENGINE):
                 break  # the lines before are those that call trainer.fit, or a backward pass
             if not mark and name in _MARKS and "distributed" in code.co_filename:
-                mark, apart = _MARKS[name], name in ("foreach_all_gather", "foreach_reduce")
+                mark, apart = _MARKS[name], name if name in ("foreach_all_gather", "foreach_reduce") else ""
             frame = frame.f_back
         return "", mark, apart
 
@@ -151,7 +158,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         if self.stack:
             self.stack.pop()
 
-    def _place(self) -> tuple[Phase, str, str, str, bool]:
+    def _place(self) -> tuple[Phase, str, str, str, str]:
         line, mark, apart = self.lines.here()
         node = torch_tools.running_node()
         if node is None:
@@ -177,6 +184,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         number, self.next = self.next, self.next + 1
         self.numbers[key], self.sizes[number] = number, 0
         self.ledger.kinds[number], self.ledger.blocks[number] = kind, place[1]
+        self.ledger.makers[number] = place[4]
         self._grow(number, storage.nbytes(), place)
         weakref.finalize(storage, self._free, key, number).atexit = False
 
@@ -191,7 +199,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         phase, block, line, _, _ = self._last
         self._grow(number, -self.sizes[number], (phase, block, line))
 
-    _last: Any = ("forward", "", "", "", False)
+    _last: Any = ("forward", "", "", "", "")
 
     def resized(self, storage: Any, before: int, after: int) -> None:
         """Count a storage that was resized in place."""
@@ -227,6 +235,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         if func in _reads():
             return self._read(func, args, place)
         result = self._result(func, args, kwargs, place)
+        if place[3] == _SHAPES:
+            return result
         outputs, inputs = _tensors(result), _tensors((args, kwargs))
         if torch_tools.running_node() is None or place[0] == "recompute":
             self.nodes[torch_tools.newest_node()] = place[2], place[1]

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain.base import torch_private
+from drivetrain.base.packages import device_mesh
 from drivetrain.base.torch_private import number_of_node, operation_name
 
 
@@ -68,6 +69,26 @@ def real() -> AbstractContextManager[Any]:
 def forget_ranks() -> None:
     """Leave the process group of the process that this one is a copy of as it is: its ranks know of no copy."""
     cast("Any", dist).GroupMember.WORLD = None
+
+
+def keep_meshes_real() -> None:
+    """Change torch's meshes of ranks, in this process: their ranks have values in the fake mode too."""
+
+    def outside(function: Any) -> Any:
+        @functools.wraps(function)
+        def called(*args: Any, **options: Any) -> Any:
+            with real():
+                return function(*args, **options)
+
+        return called
+
+    mesh: Any = device_mesh.DeviceMesh
+    mesh.__init__ = outside(mesh.__init__)
+    if "mesh" in vars(mesh):  # else an attribute that the constructor sets
+        mesh.mesh = property(outside(mesh.mesh.fget))
+    if hasattr(mesh, torch_private.JOIN_MESHES):
+        setattr(mesh, torch_private.JOIN_MESHES, staticmethod(outside(getattr(mesh, torch_private.JOIN_MESHES))))
+    device_mesh.init_device_mesh = outside(device_mesh.init_device_mesh)
 
 
 def join_fake_ranks(rank: int, world_size: int, timeout: Any) -> None:

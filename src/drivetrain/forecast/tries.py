@@ -18,13 +18,13 @@ from typing import Any
 from drivetrain.forecast import blocks
 from drivetrain.forecast.memory import Measured, multiplied
 from drivetrain.forecast.rank_classes import MOST_CLASSES
-from drivetrain.forecast.standins import Job, refused_strategy, sharding_options
+from drivetrain.forecast.standins import Job, refused_strategy
 from drivetrain.forecast.values import UnreadableError, Values
 from drivetrain.forecast.windows import Case, Windows
-from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.fsdp import FSDPStrategy
 from drivetrain.strategies.fsdp_blocks import class_name
-from drivetrain.strategies.single_device import SingleDeviceStrategy
+from drivetrain.strategies.model_parallel import TENSOR, ModelParallelStrategy
+from drivetrain.strategies.tp_plan import declared_plan
 
 Fits = Callable[[Measured], bool]
 
@@ -137,7 +137,7 @@ class Planner:
     def _measured_together(self, changes: list[Change]) -> list[Change]:
         """Measure changes, as many at the same time as there are processors."""
         most, running = os.cpu_count() or 1, list[tuple[Change, Copy]]()
-        for change in [*changes, None]:
+        for change in [*(each for each in changes if not each.failed), None]:
             while running and (change is None or len(running) >= most):
                 done, copy = running.pop(0)
                 found = copy.result()
@@ -149,8 +149,8 @@ class Planner:
     def changes(self) -> Iterator[Change]:
         """Yield the changes that this program has not made yet, the cheapest first."""
         trainer = self._trainer
-        strategy, model = trainer.strategy, self._started.model
-        options = sharding_options(strategy)
+        model, options = self._started.model, trainer.strategy.agreed_options()
+        is_sharded = "sharding_strategy" in options
         if trainer.plan.precision.name == "32-true":
             for name in ("bf16-mixed", "bf16-true"):
                 yield Change(name, f'Trainer(precision="{name}")', {"precision": name})
@@ -161,29 +161,32 @@ class Planner:
         )  # fmt: skip
         found = list(blocks.paths(model).values())
         name = class_name(found[0]) if found else ""
-        if found and getattr(options, "activation_checkpointing_policy", None) is None:
+        if found and options.get("activation_checkpointing_policy") is None:
             line = f"{name}: torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
-            if isinstance(strategy, FSDPStrategy):
-                line = f"FSDPStrategy(activation_checkpointing_policy={{{name}}})"
+            if is_sharded:
+                line = f"activation_checkpointing_policy={{{name}}} of the strategy"
             yield Change("recomputed activations", line, case={"recomputes": True})
-        if self.job.devices > 1 and type(strategy) in (DDPStrategy, FSDPStrategy, SingleDeviceStrategy):
-            yield from self._sharded(strategy, options)
+        if self.job.devices > 1 and TENSOR not in options:
+            yield from self._sharded(options, is_sharded)
 
-    def _sharded(self, strategy: Any, options: Any) -> Iterator[Change]:
-        kept = {} if options is None else {
-            name: getattr(options, name)
-            for name in ("mixed_precision", "auto_wrap_policy", "activation_checkpointing_policy", "gradient_exchange")
-        }  # fmt: skip
-        names = ["SHARD_GRAD_OP", "FULL_SHARD", *(["HYBRID_SHARD"] if self.job.nodes > 1 else [])]
-        for name in names:
-            if options is None or options.sharding != name:
-                made = FSDPStrategy(sharding_strategy=name, **kept)
-                short = 'strategy="fsdp"' if name == "FULL_SHARD" and options is None else ""
+    def _sharded(self, options: dict[str, Any], is_sharded: bool) -> Iterator[Change]:
+        names = ("mixed_precision", "auto_wrap_policy", "activation_checkpointing_policy", "gradient_exchange")
+        kept = {name: options[name] for name in names if name in options}
+        for name in ("SHARD_GRAD_OP", "FULL_SHARD", *(["HYBRID_SHARD"] if self.job.nodes > 1 else [])):
+            if options.get("sharding_strategy") != name:
+                short = 'strategy="fsdp"' if name == "FULL_SHARD" and not is_sharded else ""
                 line = short or f'strategy=FSDPStrategy(sharding_strategy="{name}")'
-                yield Change(name, f"Trainer({line})", {"strategy": made})
-        if options is None or not options.offloads:
+                yield Change(name, f"Trainer({line})", {"strategy": FSDPStrategy(sharding_strategy=name, **kept)})
+        if not options.get("cpu_offload"):
             made = FSDPStrategy(cpu_offload=True, **kept)
             yield Change("offload", 'Trainer(strategy="fsdp_cpu_offload")', {"strategy": made})
+        if (size := self.job.per_node if self.job.nodes > 1 else self.job.per_node // 2) > 1:
+            line = f"Trainer(strategy=ModelParallelStrategy(tensor_parallel_size={size}))"
+            parallel = ModelParallelStrategy(tensor_parallel_size=size, **kept)
+            missing = "" if declared_plan(self._started.model) else (
+                "the module declares no tp_plan, and a plan cannot know how its layers may be split"
+            )  # fmt: skip
+            yield Change("tp", line, {"strategy": parallel}, failed=missing)
 
     def largest_batch(self, base: Measured, fits: Fits) -> int | None:
         """Return the largest micro-batch that fits, up to the program's own; 0: none; ``None``: it is not known."""

@@ -42,7 +42,7 @@ from drivetrain.forecast.ledger import (
 from drivetrain.forecast.memory import Measured, measured
 from drivetrain.forecast.rank_classes import rank_classes
 from drivetrain.forecast.stages import PIPELINE
-from drivetrain.forecast.standins import ARRIVED, Job, sharding_options, wrap_again
+from drivetrain.forecast.standins import ARRIVED, Job, wrap_again
 from drivetrain.forecast.values import Values
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.run import ENDLESS
@@ -247,6 +247,7 @@ class Windows:
     def begins_batch(self, batch: Any, batch_idx: int) -> None:
         """Note the first step of the window that is reported, and what is live there."""
         own = self.recorder
+        self.ledger.set_up = self.ledger.set_up or len(self.ledger.events)
         if batch_idx % self._window == 0:
             gc.collect()  # cycles hold what the window before has left
             own.mark([local_shard(each) for each in self.module.parameters() if not each.is_meta], PARAMETERS)
@@ -328,8 +329,7 @@ def _owns_step(strategy: Any) -> bool:
 
 def _on_host(strategy: Any) -> tuple[str, ...]:
     """Return the kinds that the strategy keeps in the host's memory."""
-    options = sharding_options(strategy)
-    return (PARAMETERS, GRADIENTS, OPTIMIZER) if options is not None and options.offloads else ()
+    return (PARAMETERS, GRADIENTS, OPTIMIZER) if strategy.agreed_options().get("cpu_offload") else ()
 
 
 def _listed(callbacks: Any) -> list[Any]:

@@ -125,6 +125,8 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
         if not sanity and "callbacks" not in state:
             stateful = [each for each in run.hooks.stateful_callbacks() if each.changes_in_validation]
             state["ahead"] = [type(callback).__name__ for callback in stateful if callback.state_dict()]
+    if run.kept.draws_undone:
+        state.update({name: run.kept.before_validation[name] for name in ("rng", "val_loaders")})
     state.update(_at_epoch_start(run))
     if run.holds_gradients:
         state["window"] = run.window.state_dict()
