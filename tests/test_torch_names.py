@@ -96,6 +96,7 @@ ATTRIBUTES = {
     "torch.optim.Optimizer": "_optimizer_step_post_hooks _optimizer_step_pre_hooks",
     "torch.optim.lr_scheduler": "_last_lr _opt_called _wrapped_by_lr_sched",
     "torch.optim.lr_scheduler.SequentialLR": "_schedulers",
+    "torch.distributed.pipelining.stage.PipelineStage": "_warmup_backward_result _warmup_forward_vote",
     "torch.optim.optimizer": "_get_value _warned_capturable_if_run_uncaptured",
     "torch.utils.data.DataLoader": "_get_iterator _iterator",
     "torch.utils.data.RandomSampler": "_num_samples",

@@ -6,6 +6,7 @@ Options: strategy, precision, accumulate, clip, ema, checkpointed, layers, devic
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import EMAWeightAveraging
-from drivetrain.strategies import FSDPStrategy, ModelParallelStrategy, context_parallel
+from drivetrain.strategies import FSDPStrategy, ModelParallelStrategy, PipelineStrategy, context_parallel
 
 WIDTH, HEADS, WORDS, LENGTH = 128, 4, 500, 64
 
@@ -78,6 +79,10 @@ class Layer(nn.Module):
         return x + self.down(F.relu(self.up(x)))
 
 
+def of_tokens(output: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(output.flatten(0, 1), y.flatten())
+
+
 class MLP(Base):
     """A layer for each of 8 places of a sample, which context parallelism divides."""
 
@@ -90,7 +95,12 @@ class MLP(Base):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
-        return F.cross_entropy(self.head(self.through(self.blocks, x)).flatten(0, 1), y.flatten())
+        return of_tokens(self.head(self.through(self.blocks, x)), y)
+
+    def configure_pipeline(self, num_stages: int) -> Any:
+        layers = [*self.blocks, self.head]
+        bounds = [len(layers) * number // num_stages for number in range(num_stages + 1)]
+        return [nn.Sequential(*layers[first:last]) for first, last in pairwise(bounds)], of_tokens
 
 
 class Convolution(nn.Module):
@@ -145,6 +155,8 @@ def strategy(name: str, options: dict[str, str]) -> Any:
     if name := options.get("strategy", "auto"):
         if name == "fsdp_window":
             return FSDPStrategy(gradient_exchange="window", auto_wrap_policy=kinds)
+        if name in ("1f1b", "gpipe", "interleaved_1f1b"):
+            return PipelineStrategy(schedule=name, num_microbatches=4)  # type: ignore[arg-type]  # one of the names
         if name == "hybrid":
             return FSDPStrategy(sharding_strategy="HYBRID_SHARD", device_mesh=(2, 2))
         if name == "shard_grad_op":

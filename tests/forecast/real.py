@@ -89,6 +89,13 @@ class Windows(Callback):
             self.saving = saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
             self.saving.__enter__()
 
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx + 1 == 3 * self.window:
+            with record_function("end"):
+                pass
+
+
+class WalkingWindows(Windows):
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         if self.saving is not None:
             self.saving.__exit__()
@@ -99,18 +106,13 @@ class Windows(Callback):
         if self.found:
             self.found["after backward"] = live_tensors(pl_module) + self.buckets
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx + 1 == 3 * self.window:
-            with record_function("end"):
-                pass
-
 
 def main(path: str, name: str, words: list[str], walks: bool = False) -> None:
     gc.collect()
     gc.freeze()  # what imports have made is not walked over
     options = programs.parsed(words)
     fit = programs.trainer(name, options, max_steps=3)
-    fit._callbacks.append(watch := Windows(int(options.get("accumulate", 1)), walks))
+    fit._callbacks.append(watch := (WalkingWindows if walks else Windows)(int(options.get("accumulate", 1)), walks))
     loader = programs.loader(name, options)
     before = live_tensors()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as found:
@@ -155,5 +157,5 @@ def exchanges(events: list[Any]) -> list[tuple[str, int]]:
             waiting.setdefault("all_reduce" if kind == "reduce_scatter" else kind, []).append(len(found) - 1)
         elif each.name().startswith("gloo:") and waiting.get(kind := each.name()[5:]):
             at = waiting[kind].pop(0)
-            found[at][1] = max(found[at][1], *sizes)
+            found[at][1] = max([found[at][1], *sizes])
     return [(name, size) for name, size in found]

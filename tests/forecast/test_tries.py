@@ -62,11 +62,17 @@ def test_tensor_parallelism_needs_a_plan_of_the_module() -> None:
     assert "declares no tp_plan" in changes(DDPStrategy(), Job(8, 8), model)["tp"].failed
 
 
+class OwnStep(PipelineStrategy):
+    def bind_step(self, parts: Any) -> Any:
+        return None
+
+
 @pytest.mark.parametrize(
     ("strategy", "why"),
     [
         (DataParallelStrategy(), "trains on all devices in one process"),
-        (PipelineStrategy(), "runs the steps itself"),
+        (OwnStep(), "runs the steps itself"),
+        (PipelineStrategy(), None),
         (DDPStrategy(), None),
         (FSDPStrategy(), None),
         (ModelParallelStrategy(), None),

@@ -126,6 +126,7 @@ name_of_storage = methodcaller("_pickle_storage_type")  # of a TypedStorage, in 
 number_of_node = methodcaller("_sequence_nr")  # of a node of the autograd graph, in the order of the forward pass
 hooks_on_accumulation = _read("_post_accumulate_grad_hooks", None)  # of a parameter
 READS_A_COUNT = "_get_value"  # the function in which optimizers read their count of steps
+VOTES_OF_A_STAGE = "_warmup_forward_vote", "_warmup_backward_result"  # whether ranks know shapes
 
 
 def gradient_facts(tensors: Iterable[Any]) -> list[Any]:

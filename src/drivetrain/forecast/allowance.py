@@ -26,6 +26,11 @@ def allowance(found: Measured, devices: int) -> dict[str, int]:
     return {name: int(size) for name, size in sizes.items() if size}
 
 
+def gib(size: float) -> str:
+    """Return bytes as text."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:.2f} MiB"
+
+
 def needed(found: Measured, devices: int) -> int:
     """Return the bytes that the device must have."""
     return found.peak.total + sum(allowance(found, devices).values())

@@ -46,12 +46,14 @@ class Measured:
         lists: the lists of blocks that were shortened, with their full lengths.
         batches: the micro-batches of a window, of which at most two are measured.
         on_host: the kinds that are in the host's memory, and not in the totals.
-        unreadable: the lines that read values, and how often.
+        unreadable: the lines that read values which are not known, and how often.
+        read: the lines that read recorded values, and how often.
         seconds: how long the measurement took.
         start: the bytes by kind when the window begins.
         batch_size: the samples of a micro-batch; 0: not known.
         is_complete: whether all blocks were measured.
         live: the live bytes at the hooks of the last batch, as they were measured.
+        classes: the ranks of the job by the sizes of their shards, the largest first.
         fragments: the bytes that torch's allocator reserves on a device beyond the peak.
     """
 
@@ -62,11 +64,13 @@ class Measured:
     batches: int
     on_host: tuple[str, ...] = ()
     unreadable: dict[str, int] = field(default_factory=dict)
+    read: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     start: dict[str, int] = field(default_factory=dict)
     batch_size: int = 0
     is_complete: bool = False
     live: dict[str, int] = field(default_factory=dict)
+    classes: tuple[tuple[int, ...], ...] = ()
     fragments: int = 0
 
     @property
@@ -107,8 +111,8 @@ def measured(
             )  # fmt: skip
     peak = max(each.total for each in stretches.values())
     return Measured(
-        stretches, Recorded(steps), blocks, lists, batches, on_host, dict(ledger.unreadable), seconds, start,
-        batch_size, is_complete, live, max(0, _reserved(ledger, on_host) - peak),
+        stretches, Recorded(steps), blocks, lists, batches, on_host, dict(ledger.unreadable), dict(ledger.read),
+        seconds, start, batch_size, is_complete, live, fragments=max(0, _reserved(ledger, on_host) - peak),
     )  # fmt: skip
 
 
@@ -184,7 +188,7 @@ def multiplied(few: Measured, more: Iterable[Measured], fewest: int) -> Measured
         steps = repeated(few.recorded.steps, other.recorded.steps, length) if len(each) == 1 else steps
     seconds = few.seconds + sum(other.seconds for other, _ in each)
     recorded = dataclasses.replace(few.recorded, steps=steps)
-    return dataclasses.replace(few, stretches=stretches, recorded=recorded, seconds=seconds, start=start)
+    return dataclasses.replace(few, stretches=stretches, seconds=seconds, recorded=recorded, start=start)
 
 
 def _line(base: Mapping[str, int], grown: list[tuple[Mapping[str, int], int]]) -> dict[str, int]:

@@ -24,10 +24,11 @@ from drivetrain.strategies import agreement
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.group import TorchGroup
 from drivetrain.strategies.parallel import ParallelStrategy
+from drivetrain.strategies.pipeline import PipelineStrategy
 from drivetrain.strategies.strategy import Strategy
 
 
-@dataclass(frozen=True)
+@dataclass
 class Job:
     """The job that is planned, as one of its ranks sees it.
 
@@ -88,21 +89,24 @@ class PlannedEnvironment(ClusterEnvironment):
         """Accept any number: the command line decides it."""
 
 
-def planned(job: Job) -> Callable[[Settings], Plan]:
-    """Return what replaces :func:`drivetrain.plan.resolve`: the Trainer's plan on the devices of ``job``."""
+def planned(job: Job, strategy: str | None = None) -> Callable[[Settings], Plan]:
+    """Return what replaces :func:`drivetrain.plan.resolve`: the Trainer's plan on the devices of ``job``, with another
+    strategy than the program's if one is given.
+    """
+    other = strategy
 
     def resolved(settings: Settings) -> Plan:
-        strategy = settings.strategy
+        strategy = other or settings.strategy
         if isinstance(strategy, Strategy):
             strategy.own_parts = replace(strategy.own_parts, accelerator=None, environment=None, devices=())
             strategy.parallel_devices = ()
         given = settings.plugins if isinstance(settings.plugins, (list, tuple)) else [settings.plugins]
         kept: list[Any] = [each for each in given if each is not None and not isinstance(each, ClusterEnvironment)]
         environment: Any = PlannedEnvironment(job)
-        several: dict[str, Any] = {"strategy": "ddp"} if strategy == "auto" and job.devices > 1 else {}
+        chosen: Any = "ddp" if strategy == "auto" and job.devices > 1 else strategy
         changed = replace(
             settings, accelerator=PlannedAccelerator(), devices=job.per_node, num_nodes=job.nodes,
-            plugins=[*kept, environment] if job.devices > 1 else kept, **several,
+            plugins=[*kept, environment] if job.devices > 1 else kept, strategy=chosen,
         )  # fmt: skip
         plan = resolve(changed, Machine(None, has_tensorboard=False))
         if job.devices > 1 and not plan.strategy_class.facts.is_distributed:
@@ -120,7 +124,7 @@ def refused_strategy(strategy: Strategy) -> str | None:
     facts = strategy.facts
     if facts.drives_all_devices:
         why = "trains on all devices in one process"
-    elif facts.honoured_hooks:
+    elif facts.honoured_hooks and overrides(strategy, "bind_step", PipelineStrategy):
         why = "runs the steps itself"
     elif facts.accelerators or overrides(strategy, "_meet", ParallelStrategy):
         why = "does not exchange through torch's process groups"
@@ -215,7 +219,12 @@ def parameters_become_fake(mode: Any) -> None:
     register_parameter, register_buffer = module.register_parameter, module.register_buffer
 
     def faked(tensor: Any) -> Any:
-        if not isinstance(tensor, Tensor) or torch_tools.is_fake(tensor) or type(tensor) not in (Tensor, nn.Parameter):
+        if (
+            not isinstance(tensor, Tensor)
+            or tensor.is_meta
+            or torch_tools.is_fake(tensor)
+            or type(tensor) not in (Tensor, nn.Parameter)
+        ):
             return tensor
         if not hasattr(tensor, _STAND_IN):  # one stand-in for a tensor that several modules register
             setattr(tensor, _STAND_IN, torch_tools.alike(mode, tensor))

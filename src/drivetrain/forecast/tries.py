@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import pickle
+import select
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,7 +17,9 @@ from typing import Any
 
 from drivetrain.forecast import blocks
 from drivetrain.forecast.memory import Measured, multiplied
+from drivetrain.forecast.rank_classes import MOST_CLASSES
 from drivetrain.forecast.standins import Job, refused_strategy
+from drivetrain.forecast.values import UnreadableError, Values
 from drivetrain.forecast.windows import Case, Windows
 from drivetrain.strategies.fsdp import FSDPStrategy
 from drivetrain.strategies.fsdp_blocks import class_name
@@ -37,6 +42,7 @@ class Change:
         write: the line to write.
         arguments: of the Trainer.
         case: attributes of a :class:`Case`.
+        rank: the rank that is run; ``None``: the planned one.
         found: what the program then needs; ``None``: it could not be measured, for the reason in ``failed``.
     """
 
@@ -44,6 +50,7 @@ class Change:
     write: str
     arguments: dict[str, Any] = field(default_factory=dict)
     case: dict[str, Any] = field(default_factory=dict)
+    rank: int | None = None
     found: Measured | None = None
     failed: str = ""
 
@@ -67,8 +74,7 @@ class Planner:
 
     def __init__(self, job: Job, mode: Any, program: str, asked: dict[str, Any]) -> None:
         self.job, self.mode, self.program, self.asked = job, mode, program, asked
-        self.values = [tuple(each) for each in asked.get("values", ())]
-        self._base = Case(foreach=not job.on_host)
+        self._base, self.rank = Case(foreach=not job.on_host), job.rank
 
     def run(self, trainer: Any, started: Any, fits: Fits) -> dict[str, Any]:
         """Return the result for the command: the unchanged program, and changes if it does not fit."""
@@ -78,12 +84,33 @@ class Planner:
         try:
             base = self.measured(Change("", ""))
         except TryError as error:
+            if str(error).startswith(UnreadableError.__name__) and self.asked["values"] is None:
+                return {"reads": sum(each.nbytes for each in started.model.parameters())}
             return {"failed": str(error)}
-        found = {"base": base, "plan": str(trainer.plan), "changes": [], "largest": None}
+        classes = self._by_class(base) if self.asked["rank"] is None else []
+        worst = max(
+            (each for _, each in classes if each.found is not None),
+            key=lambda each: each.found.peak.total if each.found else 0, default=None,
+        )  # fmt: skip
+        if worst is not None and worst.found is not None and worst.rank is not None:
+            base, self.rank = worst.found, worst.rank
+        found = {"base": base, "rank": self.rank, "classes": classes, "plan": str(trainer.plan), "changes": [],
+                 "largest": None}  # fmt: skip
         if self.asked.get("tries") or (not fits(base) and self.asked.get("tries") is not False):
             found["changes"] = list(self._tried(fits))
             found["largest"] = self.largest_batch(base, fits)
         return found
+
+    def _by_class(self, base: Measured) -> list[tuple[tuple[int, ...], Change]]:
+        """Return the classes of ranks, each with what its first rank needs; of many classes some are not run."""
+        classes = [(ranks, Change("", "", rank=ranks[0])) for ranks in base.classes]
+        if len(classes) == 1:
+            return []
+        run = [each for _, each in classes[:MOST_CLASSES]]
+        for each in run:
+            each.found = base if each.rank == self.rank else None
+        self._measured_together([each for each in run if each.found is None])
+        return classes
 
     # ---- changes -------------------------------------------------------------------------------------------------
 
@@ -210,13 +237,17 @@ class Planner:
 
         def run() -> Measured:
             trainer = self._trainer
-            if change.arguments:
+            rank = self.rank if change.rank is None else change.rank
+            if change.arguments or rank != self.job.rank:
+                self.job.rank = rank
                 given = {
                     each.name: getattr(trainer.settings, each.name) for each in dataclasses.fields(trainer.settings)
                 }
                 trainer = type(trainer)(**{**given, **change.arguments})
             case = dataclasses.replace(self._base, **change.case, lengths=lengths)
-            return Windows(self.job, case, self.mode, self.program, self.values).run(trainer, self._started)
+            batch = self.asked.get("batch")
+            values = Values(self.asked["values"])
+            return Windows(self.job, case, self.mode, self.program, values, batch).run(trainer, self._started)
 
         return Copy(run).result()
 
@@ -226,9 +257,11 @@ class Copy:
 
     Args:
         function: returns what was measured.
+        alone_with: the only file descriptor that the copy shares with this process, beside a pipe for the result, so
+            that it moves no position in a file and holds no connection open; ``None``: it shares all.
     """
 
-    def __init__(self, function: Callable[[], Measured]) -> None:
+    def __init__(self, function: Callable[[], Any], alone_with: int | None = None) -> None:
         self._here: Measured | TryError | None = None
         if not hasattr(os, "fork"):
             self._here = function()
@@ -237,6 +270,8 @@ class Copy:
         self._process = os.fork()
         if self._process == 0:
             os.close(self._reader)
+            if alone_with is not None:
+                _close_others({writer, alone_with})
             with os.fdopen(writer, "wb") as pipe:
                 pickle.dump(_outcome(function), pipe)
             sys.stderr.flush()
@@ -254,6 +289,26 @@ class Copy:
             return TryError("the process that measured it was killed, probably for want of memory on this machine")
         found: Measured | TryError = pickle.loads(data)
         return found
+
+    def is_done(self, timeout_s: float = 0.0) -> bool:
+        """Whether the result is there, or comes within ``timeout_s``."""
+        return bool(select.select([self._reader], [], [], timeout_s)[0])
+
+    def end(self) -> None:
+        """End the copy, whose result is not needed."""
+        os.close(self._reader)
+        os.kill(self._process, signal.SIGKILL)
+        os.waitpid(self._process, 0)
+
+
+def _close_others(kept: set[int]) -> None:
+    """Let every other file descriptor of this process lead nowhere; an object that holds one may still close it."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for each in map(int, os.listdir("/dev/fd")):
+        if each not in kept and each != nowhere:
+            with contextlib.suppress(OSError):  # the one that listed them
+                os.fstat(each)
+                os.dup2(nowhere, each)
 
 
 def _outcome(function: Callable[[], Measured]) -> Measured | TryError:
