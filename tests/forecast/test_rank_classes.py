@@ -12,7 +12,8 @@ from tests.forecast.planning import Said
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
-from drivetrain.forecast.rank_classes import numbers_of, rank_classes
+from drivetrain.forecast.command import numbers_of_ranks
+from drivetrain.forecast.rank_classes import rank_classes
 
 PROGRAM = """
 import torch
@@ -95,6 +96,6 @@ def test_stages_of_a_pipeline() -> None:
 
 
 def test_numbers_of_ranks() -> None:
-    assert numbers_of([3]) == "3"
-    assert numbers_of([0, 1, 2, 8]) == "0-2, 8"
-    assert numbers_of(range(0, 12, 2)) == "0, 2, 4, 6, ... (6 ranks)"
+    assert numbers_of_ranks([3]) == "3"
+    assert numbers_of_ranks([0, 1, 2, 8]) == "0-2, 8"
+    assert numbers_of_ranks(range(0, 12, 2)) == "0, 2, 4, 6, ... (6 ranks)"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import os
 import pickle
 import signal
 import sys
-import threading
 from typing import Any
 
 import torch
@@ -171,16 +171,15 @@ class PlanCheck(Callback):
 def _plan(trainer: Any, module: Any, reader: int) -> Any:
     """Wait for the batch and plan the fit; in the copy of the process.
 
-    A new thread has none of the modes that are active in the thread of the run.
+    In its one thread: a copy of the copy, made in another, would free what torch keeps for this one, and with it process
+    groups whose threads are not there.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides when it ends
+    gc.freeze()  # what only cycles of the run hold must not be freed here either
     with os.fdopen(reader, "rb") as pipe:
         batch = pickle.load(pipe)  # up to its end and no further: workers of a loader hold the other end open
-    outcome: list[Any] = []
-    thread = threading.Thread(target=lambda: outcome.append(_planned(trainer, module, batch)))
-    thread.start()
-    thread.join()
-    return outcome[0] if outcome else TryError("the thread of the plan has failed")
+    with torch_tools.real():  # modes that are active in the run have no part in the plan
+        return _planned(trainer, module, batch)
 
 
 def _planned(trainer: Any, module: Any, batch: Any) -> Any:

@@ -23,13 +23,14 @@ from drivetrain.errors import ConfigurationError, number_of
 from drivetrain.forecast.allowance import allowance, gib, needed
 from drivetrain.forecast.devices import device_of
 from drivetrain.forecast.exchange import fastest_first, of_window
-from drivetrain.forecast.rank_classes import numbers_of
 from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end, signals_as_interrupts
 
 VARIABLE = "DRIVETRAIN_PLAN"
 COPIES, REAL_S = 6, 60.0
 """A pass with values needs at least the memory of so many copies of the parameters: weights, gradients, states of the
 optimizer, activations; it is ended after so many seconds."""
+MOST_RUNS = 4
+"""Runs of ranks, such as 0-3, that a line names."""
 SCHEMA = 1
 """The version of the form of the JSON."""
 
@@ -180,7 +181,7 @@ def report(found: dict[str, Any], given: argparse.Namespace, device: Any) -> dic
     }  # fmt: skip
     result["classes"] = [
         {
-            "ranks": numbers_of(ranks),
+            "ranks": numbers_of_ranks(ranks),
             "rank": each.rank,
             "failed": each.failed,
             **_class(each.found, given.devices, memory),
@@ -194,6 +195,18 @@ def report(found: dict[str, Any], given: argparse.Namespace, device: Any) -> dic
             needs["fits"] = None if memory is None else needs["needed"] <= memory
         result["changes"].append({"change": change.name, "write": change.write, **needs})
     return result
+
+
+def numbers_of_ranks(ranks: Sequence[int]) -> str:
+    """Return numbers of ranks as text: "0-3, 8-11"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:MOST_RUNS])
+    return text + (f", ... ({len(ranks)} ranks)" if len(runs) > MOST_RUNS else "")
 
 
 def _class(found: Any, devices: int, memory: int | None) -> dict[str, Any]:

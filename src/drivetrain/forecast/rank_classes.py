@@ -61,15 +61,3 @@ def _local(shape: Sequence[int], placements: Any, mesh: Sequence[int], place: Se
             chunk = -(-local[dim] // parts)
             local[dim] = max(0, min(chunk, local[dim] - at * chunk))
     return tuple(local)
-
-
-def numbers_of(ranks: Sequence[int]) -> str:
-    """Return numbers of ranks as text: "0-3, 8-11"."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:MOST_CLASSES])
-    return text + (f", ... ({len(ranks)} ranks)" if len(runs) > MOST_CLASSES else "")

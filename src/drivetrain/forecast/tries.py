@@ -267,11 +267,12 @@ class Copy:
             self._here = function()
             return
         self._reader, writer = os.pipe()
+        inherited = {} if alone_with is None else _open_files()
         self._process = os.fork()
         if self._process == 0:
             os.close(self._reader)
             if alone_with is not None:
-                _close_others({writer, alone_with})
+                _close_inherited(inherited, {writer, alone_with})
             with os.fdopen(writer, "wb") as pipe:
                 pickle.dump(_outcome(function), pipe)
             sys.stderr.flush()
@@ -301,14 +302,25 @@ class Copy:
         os.waitpid(self._process, 0)
 
 
-def _close_others(kept: set[int]) -> None:
-    """Let every other file descriptor of this process lead nowhere; an object that holds one may still close it."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
+def _open_files() -> dict[int, tuple[int, int]]:
+    """Return which file each descriptor of this process stands for."""
+    found = {}
     for each in map(int, os.listdir("/dev/fd")):
-        if each not in kept and each != nowhere:
-            with contextlib.suppress(OSError):  # the one that listed them
-                os.fstat(each)
-                os.dup2(nowhere, each)
+        with contextlib.suppress(OSError):  # the one that listed them
+            status = os.fstat(each)
+            found[each] = status.st_dev, status.st_ino
+    return found
+
+
+def _close_inherited(inherited: dict[int, tuple[int, int]], kept: set[int]) -> None:
+    """Let descriptors that came from another process lead nowhere; an object that holds one may still close it.
+
+    What a library has opened when the process was copied, as libuv does for torch's store, is its own.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for each, file in _open_files().items():
+        if each not in kept and inherited.get(each) == file:
+            os.dup2(nowhere, each)
 
 
 def _outcome(function: Callable[[], Measured]) -> Measured | TryError:
