@@ -175,6 +175,7 @@ def _plan(trainer: Any, module: Any, reader: int) -> Any:
     groups whose threads are not there.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides when it ends
+    torch.set_default_device(None)  # the plan's tensors are on none
     gc.freeze()  # what only cycles of the run hold must not be freed here either
     with os.fdopen(reader, "rb") as pipe:
         batch = pickle.load(pipe)  # up to its end and no further: workers of a loader hold the other end open
