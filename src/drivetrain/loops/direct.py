@@ -254,10 +254,8 @@ def _direct(
     """
     names, kept, slot = _names(), KeptStates() if run is None else run.kept, [0] if run is None else run.progress.slot
     is_watched, before_steps, after_steps, ones = names.is_watched, names.before_steps, names.after_steps, names.ones
-    roots, kind = names.multiplying, type(optimizer)
-    decorated, plain_step = kind.step, _undecorated_step(kind)
-    assert plain_step is not None
-    step_plainly = with_kernels(plain_step, [*kernels, *loops(optimizer, kernels)])
+    roots, kind, decorated = names.multiplying, type(optimizer), type(optimizer).step
+    step_plainly = with_kernels(_undecorated_step(kind) or decorated, [*kernels, *loops(optimizer, kernels)])
     step_publicly = with_kernels(lambda optimizer: optimizer.step(), kernels)
     schedulers, may_differentiate = vars(optimizer).get("step"), "differentiable" in optimizer.defaults
     engine: Any = torch.autograd  # torch.autograd has the engine's call under a private name

@@ -417,11 +417,15 @@ def make_forward_backward(
     them; ``steps``: and with them the optimizer's step, because each batch is a window.
     """
     train = None if calls is None else calls.train
-    training_step = pieces.in_forward_context(run, pieces.bind_training_step(run))
+    training_step, context = pieces.bind_training_step(run), run.engine.forward_context()
     progress, window, shared, slot = run.progress, run.window, run.window.gather is not None, run.progress.slot
 
     def forward_backward(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
-        output = training_step(batch, batch_idx)
+        if context is None:
+            output = training_step(batch, batch_idx)
+        else:
+            with context:  # entered directly: a wrapper function would add a frame to every batch
+                output = training_step(batch, batch_idx)
         loss, weight = output, None
         if type(output) is not Tensor:
             loss, weight = loss_of(output, shared)
