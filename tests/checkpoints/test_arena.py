@@ -151,6 +151,39 @@ def test_values_are_copied_when_it_is_filled(memory: Arena) -> None:
     assert memory.hold([]) == []
 
 
+def test_a_device_copies_into_locked_memory_at_once_and_is_waited_for(
+    memory: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    class Event:
+        def __init__(self, device: torch.device) -> None: ...
+
+        def record(self, stream: object) -> None:
+            calls.append("copies")
+
+        def synchronize(self) -> None:
+            calls.append("wait")
+
+    monkeypatch.setattr(arena, "HOST", torch.device("meta"))  # so that the processor counts as a device
+    monkeypatch.setattr(arena, "_pin", lambda *place: lambda: calls.append("unlock"))
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: None)
+    memory.hold([torch.zeros(10)])
+    assert calls == []  # the memory is locked when its size is known
+    memory.fill()
+    memory.wait()
+    memory.clear()
+    values = torch.ones(10)
+    (copy,) = memory.hold([values])
+    assert calls == ["copies", "wait", "copies"]
+    values.zero_()
+    memory.fill()
+    memory.hold([torch.ones(100_000)])
+    assert calls[3:] == ["wait", "unlock"]  # before the memory that has become too small is unlocked
+    assert torch.equal(copy, torch.ones(10))
+
+
 def test_the_memory_that_is_left_is_that_of_the_system() -> None:
     found = arena.available_memory()
     assert found is not None

@@ -111,6 +111,45 @@ def test_a_program_that_cannot_be_planned(line: str, cause: str, plan: Callable[
     assert cause in said.err
 
 
+def test_a_program_with_callbacks_that_need_a_logger_and_with_settings_that_find_errors(
+    plan: Callable[..., Said],
+) -> None:
+    settings = "log_every_n_steps=1, detect_anomaly=True, callbacks=[LearningRateMonitor()], max_steps"
+    program = PROGRAM.format(line="self.log('loss', loss, prog_bar=True)").replace("max_steps", settings)
+    program = "from drivetrain.callbacks import LearningRateMonitor\n" + program
+    said = plan(program, "--devices", "2", *H100, "--json")
+    assert said.code == 0, said.err
+    assert json.loads(said.out)["fits"] is True
+
+
+def test_a_program_that_reads_its_weights_before_the_fit_is_run_again_with_their_values(
+    plan: Callable[..., Said],
+) -> None:
+    """A manual step, too: its backward pass is called by a line of the program."""
+    program = PROGRAM.format(line="self.manual_backward(loss), self.optimizers().step()")
+    program = program.replace("nn.Linear(1000, 1000)", "nn.Linear(1000, 1000); self.automatic_optimization = False")
+    program = program.replace("Net()", "net").replace("trainer =", LOADED)
+    program = program.replace(".square()", ".tile(2000, 1).square()")  # so that the backward pass takes the most memory
+    said = plan(program, "--devices", "2", *H100, "--json")
+    assert said.code == 0, said.err
+    found = json.loads(said.out)
+    assert found["kinds"]["parameters"] == 4 * 1001 * 1000
+    assert (found["at"]["phase"], found["at"]["line"]) == ("backward", "train.py:13")
+
+
+LOADED = """net = Net()
+net.layer.load_state_dict({"weight": torch.ones(1000, 1000), "bias": torch.ones(1000)})
+assert net.layer.weight.sum().item() == 1e6
+trainer ="""
+
+
+def test_an_engine_is_refused_by_name(plan: Callable[..., Said]) -> None:
+    said = plan("from drivetrain import Engine\nengine = Engine()", "--devices", "1", *H100)
+    assert said.code == 1
+    assert said.err.count("\n") == 1
+    assert "The program makes an Engine" in said.err
+
+
 def test_what_does_not_fit_is_told_with_what_to_change(plan: Callable[..., Said]) -> None:
     """The example of docs/plan.md: 6.7 billion parameters with AdamW in 32 bits on eight devices of 80 GB."""
     said = plan(EXAMPLE, "--devices", "8", *H100, "--json")

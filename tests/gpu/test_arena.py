@@ -18,11 +18,13 @@ def test_the_device_copies_into_memory_that_is_locked_also_after_it_has_grown() 
     for size in (5, 2**24, 7):
         values = torch.randn(size, device="cuda")
         host = torch.arange(3.0)
+        expected = values.cpu()
         copies = arena.hold([values, host])
         arena.fill()
+        values.zero_()  # the device does this after the copy, which may not even have begun
+        arena.wait()
         assert all(each.is_pinned() for each in copies)
-        kept.append((copies, values.cpu()))
-        values.zero_()
+        kept.append((copies, expected))
     assert all(torch.equal(copies[0], values) and copies[1].tolist() == [0, 1, 2] for copies, values in kept)
     again = [each for copies, _ in kept for each in copies]
     arena.close()

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -350,20 +350,21 @@ def test_processes_of_a_machine_see_all_that_ray_has_reserved_and_each_finds_its
 
 @pytest.fixture(scope="module")
 def cluster_of_two(
-    nodes: Any, variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory, wait_for: Callable[..., Any]
-) -> tuple[Any, Any, dict[str, str]]:
+    network: Any, variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory, wait_for: Callable[..., Any]
+) -> Iterator[tuple[Any, Any, dict[str, str]]]:
     """Two machines on which Ray runs, and the variables with which a program finds it."""
     folder = tmp_path_factory.mktemp("logs")
     own = {name: value for name, value in variables.items() if os.environ.get(name) != value}
-    address, started = f"{nodes[0].address}:{PORT}", "Ray runtime started"
     options = ["--num-cpus=1", f"--object-store-memory={100 * 2**20}", "--disable-usage-stats", "--block"]
-    head = [RAY, "start", "--head", f"--port={PORT}", "--include-dashboard=false", *options]
-    join = [RAY, "start", f"--address={address}", *options]
-    for node, command in ((nodes[0], head), (nodes[1], join)):
-        log = folder / f"{node.name}.log"
-        node.start(*command, f"--node-ip-address={node.address}", output=log, NODES_OWN=node.name, **own)
-        wait_for(f"Ray on {node.name}", lambda log=log: started in log.read_text())
-    return nodes[0], nodes[1], {"RAY_ADDRESS": address, **own}
+    with network(2) as nodes:  # so that no later program finds a cluster that still runs
+        address, started = f"{nodes[0].address}:{PORT}", "Ray runtime started"
+        head = [RAY, "start", "--head", f"--port={PORT}", "--include-dashboard=false", *options]
+        join = [RAY, "start", f"--address={address}", *options]
+        for node, command in ((nodes[0], head), (nodes[1], join)):
+            log = folder / f"{node.name}.log"
+            node.start(*command, f"--node-ip-address={node.address}", output=log, NODES_OWN=node.name, **own)
+            wait_for(f"Ray on {node.name}", lambda log=log: started in log.read_text())
+        yield nodes[0], nodes[1], {"RAY_ADDRESS": address, **own}
 
 
 def test_two_machines(cluster_of_two: Any, fitted: dict[str, Any], tmp_path: Path) -> None:

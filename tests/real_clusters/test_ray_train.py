@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from drivetrain.testing.strategy_conformance import StrategyConformance
@@ -194,11 +193,6 @@ def test_ray_tune_runs_ray_train_in_its_trials(case: Path, alone: Callable[..., 
 # ---- machines that share only Ray's storage --------------------------------------------------------------------------
 
 
-def runs_with(word: str) -> bool:
-    """Whether a process has ``word`` in its command line."""
-    return any(word in " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
-
-
 @slow
 def test_machines_need_no_shared_folder_but_the_storage_of_ray(
     network: Any, variables: dict[str, str], tmp_path: Path, wait_for: Callable[..., Any], new_job: Callable[[], Any]
@@ -222,8 +216,6 @@ def test_machines_need_no_shared_folder_but_the_storage_of_ray(
             wait_for(f"Ray on {node.name}", lambda log=log: "Ray runtime started" in log.read_text(), 120)
         told = {"RAY_ADDRESS": f"{nodes[0].address}:6379", "DISK": str(disk), "DISKS": ":".join(map(str, disks))}
         nodes[0].expect(sys.executable, FITS, tmp_path, "disks", seconds=RUN_S, **told, **own)
-    # The next program would find a cluster that still runs, and connect to it. A node that has lost it ends after 60 s.
-    wait_for("the end of Ray's processes", lambda: not runs_with(told["RAY_ADDRESS"]), 180)
     assert list(disk.iterdir()) == []  # outside of the two nodes
     found = facts_of(*disks)
     assert [facts["host"] for facts in found] in (["n1", "n2"], ["n2", "n1"])

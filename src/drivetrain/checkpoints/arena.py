@@ -48,7 +48,8 @@ class Arena:
         self._views: dict[Any, Tensor] = {}
         self._views_before: dict[Any, Tensor] = {}
         self._unpin: Callable[[], object] | None = None
-        self._unfilled: list[tuple[list[Tensor], list[Tensor]]] = []  # copies, and the tensors that they are made of
+        self._unfilled: list[tuple[Tensor, Tensor]] = []  # a copy, and the tensor that it is made of
+        self._copying: list[torch.Event] = []  # happen when devices have copied
         self._grow(CONTROL)
 
     def close(self) -> None:
@@ -72,6 +73,8 @@ class Arena:
     def hold(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return a tensor in this memory for each tensor, see :func:`copied`; :meth:`fill` copies the values.
 
+        A device whose memory is locked in place copies the values at this point of its stream.
+
         Raises:
             NoRoomError: the host has too little memory.
         """
@@ -82,22 +85,39 @@ class Arena:
         self._grow(end)
         self._used = end
         copies = list(map(self._view, tensors, places))
-        if copies:  # torch._foreach_copy_ requires at least one tensor
-            self._unfilled.append((copies, [tensor.detach() for tensor in tensors]))
+        self._unfilled += zip(copies, (tensor.detach() for tensor in tensors), strict=True)
+        if self._unpin is not None:
+            self._copy([pair for pair in self._unfilled if pair[1].device != HOST])
+            self._unfilled = [pair for pair in self._unfilled if pair[1].device == HOST]
         return copies
 
     def fill(self) -> None:
-        """Copy the values of the tensors that :meth:`hold` was called with; other threads run Python meanwhile."""
+        """Copy the values of the tensors that :meth:`hold` was called with; other threads run Python meanwhile.
+
+        Devices may still copy when it returns, before all that they are told later; :meth:`wait` waits for that.
+        """
         unfilled, self._unfilled = self._unfilled, []
-        devices = {tensor.device for _, tensors in unfilled for tensor in tensors} - {HOST}
+        devices = {tensor.device for _, tensor in unfilled} - {HOST}
         if devices and self._unpin is None:
             self._unpin = _pin(next(iter(devices)), *self._mapped[-1])
+        self._copy(unfilled)
+
+    def wait(self) -> None:
+        """Wait until devices have copied, from any thread."""
+        for event in self._copying:
+            event.synchronize()
+        self._copying = []
+
+    def _copy(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        if not pairs:  # torch._foreach_copy_ requires at least one tensor
+            return
+        copies, tensors = map(list, zip(*pairs, strict=True))
         pinned = self._unpin is not None
-        for copies, tensors in unfilled:
-            with torch.no_grad():
-                foreach_copy_(copies, tensors, non_blocking=pinned)
-        for device in devices if pinned else ():
-            torch.accelerator.current_stream(device).synchronize()
+        with torch.no_grad():
+            foreach_copy_(copies, tensors, non_blocking=pinned)
+        for device in {tensor.device for tensor in tensors} - {HOST} if pinned else ():
+            self._copying.append(event := torch.Event(device))
+            event.record(torch.accelerator.current_stream(device))
 
     def place_of(self, storage: torch.UntypedStorage) -> int | None:
         """Return where ``storage`` begins in this memory; ``None`` if it is elsewhere."""
@@ -123,6 +143,7 @@ class Arena:
         self._mapped.append((torch.frombuffer(grown, dtype=torch.uint8).data_ptr(), size))
 
     def _end_pin(self) -> None:
+        self.wait()
         if self._unpin is not None:
             self._unpin()
             self._unpin = None

@@ -45,12 +45,12 @@ class Later:
 class AsyncCheckpointIO(CheckpointIO):
     """Writes checkpoints one after the other while training continues.
 
-    :meth:`save_checkpoint` returns when the checkpoint's tensors are copied to host memory, which must have room for
-    two copies; if it has not, the save waits until the checkpoint is written, and logs that. Local files are written by
-    a process of its own, which starts when a fit starts or an Engine sets up a model, and which gets only the processor
-    time that training leaves; other stores and addresses write in a thread. A ModelCheckpoint removes and ranks files
-    when they are written, and the end of a run waits for them. If a write fails, the next save or the end of the run
-    raises its error.
+    :meth:`save_checkpoint` returns when the checkpoint's tensors are copied to host memory, or when a GPU has been
+    told to copy them before anything else. The host must have room for two copies; if it has not, the save waits
+    until the checkpoint is written, and logs that. Local files are written by a process of its own, which starts when
+    a fit starts or an Engine sets up a model, and which gets only the processor time that training leaves; other
+    stores and addresses write in a thread. A ModelCheckpoint removes and ranks files when they are written, and the
+    end of a run waits for them. If a write fails, the next save or the end of the run raises its error.
 
     Args:
         checkpoint_io: the store that writes and reads; ``None``: files, as by default.
@@ -77,7 +77,7 @@ class AsyncCheckpointIO(CheckpointIO):
         # path -> a write that is running, or whose error was not raised yet
         self._writes: dict[str, Future[Any]] = {}
         self._running: list[Future[Any]] = []  # the writes of the last save
-        self._copies: Future[None] = Future()  # done when the copies of the last save are complete
+        self._copies: Future[None] = Future()  # done when the copies of the last save are made, or devices make them
         self._copies.set_result(None)
         self._saving = 0  # how many contexts of one_save() are open
         self._in_place = False  # whether the running save has no copy, see hold()
@@ -179,6 +179,11 @@ class AsyncCheckpointIO(CheckpointIO):
             raise
         self._copies.set_result(None)
 
+    def _wait_for_copies(self) -> None:
+        self._copies.result()
+        if self._arena is not None:
+            self._arena.wait()
+
     def _settle(self) -> None:
         """Wait for the writes of the last save, whether they fail or not."""
         if self._arena is not None:
@@ -186,7 +191,8 @@ class AsyncCheckpointIO(CheckpointIO):
         _finish(self._running)
 
     def hold(self, tree: Any, path: str | Path) -> Any:
-        """Return a copy of ``tree`` for :meth:`begin`, in a context of :meth:`one_save`; it is complete when that ends.
+        """Return a copy of ``tree`` for :meth:`begin`, in a context of :meth:`one_save`; when that ends, its values are
+        decided, though devices may still copy them.
 
         If the host has no room for a copy, or an object cannot be copied, it is ``tree`` itself, the context waits for
         the write, and a log line gives the reason.
@@ -256,7 +262,7 @@ class AsyncCheckpointIO(CheckpointIO):
 
             if (receipt := file.save(checkpoint, path, write)) is not None or self.checkpoint_io.was_refused(path):
                 return receipt
-        self._copies.result()
+        self._wait_for_copies()
         self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
         return None
 
@@ -266,7 +272,7 @@ class AsyncCheckpointIO(CheckpointIO):
         Returns:
             What the process has answered; ``None``: the caller must write the file itself.
         """
-        self._copies.result()  # waits for them
+        self._wait_for_copies()
         if self._writer is None or self._in_place:
             return None
         try:

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 
 from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.engine import Engine
 from drivetrain.forecast import standins, torch_tools
 from drivetrain.forecast.allowance import needed
 from drivetrain.forecast.tries import Planner, cause
@@ -35,7 +36,7 @@ def main() -> int:
     try:
         code = run_program(given, parser.prog)
     except Exception as error:
-        write(result, {"failed": cause(error)})
+        write(result, {"failed": cause(error), "before_fit": True})
         raise
     if not result.exists():
         write(result, {"failed": f"{given.program} ended without a call of trainer.fit."})
@@ -67,21 +68,33 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         _KEPT.append(torch_tools.autocast_as_devices_do())
     cast("Any", entrance).resolve = standins.planned(job)
     standins.stand_in_for_ranks(job)
-    standins.parameters_become_fake(mode)
+    if not asked.get("values_until_fit"):
+        standins.parameters_become_fake(mode)
+    engines, make_engine = cast("Any", Engine), Engine.__init__
+
+    def engine_of_a_trainer(engine: Engine, *args: Any, **options: Any) -> None:
+        if "plan" not in options:
+            _end(result, {"refused": _ENGINE})
+        make_engine(engine, *args, **options)
+
+    engines.__init__ = engine_of_a_trainer
     make_job = trainers._job
 
     def fit_is_planned(trainer: Any, fn: Any, *args: Any) -> Any:
         if fn != "fit":
-            raise NotImplementedError(
-                f"The program calls trainer.{fn.value} before trainer.fit, and a plan is of a fit."
-            )
+            _end(result, {"refused": f"The program calls trainer.{fn.value} first, and a plan is of trainer.fit."})
         started = make_job(trainer, fn, *args[:3], None, None)
+        standins.drop_values(mode, started.model)
         _end(result, Planner(job, mode, program, asked).run(trainer, started, fits))
 
     trainers._job = fit_is_planned
 
 
 _KEPT: list[Any] = []
+_ENGINE = (
+    "The program makes an Engine, whose loop is the program's own, and a plan is of trainer.fit. A LightningModule "
+    "around the model can be planned."
+)
 
 
 def _end(result: Path, found: dict[str, Any]) -> None:

@@ -65,19 +65,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") 
     device, asked = _asked(given, made)
     command = command_of(given, made)
     folder = Path(tempfile.mkdtemp(prefix="plan-"))
-    asked["result"] = str(folder / "result")
-    log = folder / "output.txt"
     found: dict[str, Any] = {}
     try:
         with signals_as_interrupts():
-            words = [sys.executable, "-m", "drivetrain.forecast.child", *command]
-            code = run_to_end(words, Path.cwd(), {VARIABLE: json.dumps(asked)}, log, given.timeout)
-        if (folder / "result").exists():
-            found = pickle.loads((folder / "result").read_bytes())
-        else:
-            found = {"failed": f"The program ended with exit code {code}."}
-        if "failed" in found:
-            found["failed"] += f" {last_lines(log)}"
+            found = _run(command, asked, folder, given.timeout)
+            if found.get("before_fit") and given.devices is not None:
+                found = _run(command, {**asked, "values_until_fit": True}, folder, given.timeout)
     except CannotTryError as error:
         found = {"failed": str(error)}
     except KeyboardInterrupt:
@@ -96,6 +89,22 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") 
     result = report(found, given, device)
     print(json.dumps(result) if given.json else "\n".join(lines(result)))
     return 0 if result["fits"] is not False else 1
+
+
+def _run(command: Sequence[str], asked: dict[str, Any], folder: Path, timeout: float) -> dict[str, Any]:
+    """Run the program in a process of its own until its first fit, and return what that process has found."""
+    result, log = folder / "result", folder / "output.txt"
+    result.unlink(missing_ok=True)
+    words = [sys.executable, "-m", "drivetrain.forecast.child", *command]
+    code = run_to_end(words, Path.cwd(), {VARIABLE: json.dumps({**asked, "result": str(result)})}, log, timeout)
+    found: dict[str, Any] = {"failed": f"The program ended with exit code {code}."}
+    if result.exists():
+        found = pickle.loads(result.read_bytes())
+    if "refused" in found:
+        return {"failed": found["refused"]}
+    if "failed" in found:
+        found["failed"] += f" {last_lines(log)}"
+    return found
 
 
 def _positive(text: str) -> int:

@@ -97,8 +97,8 @@ class Lines:
             if own:
                 return f"{code.co_filename}:{frame.f_lineno}", mark, apart
             name = code.co_name
-            if name == "run_job":
-                break  # the lines before are those that call trainer.fit
+            if name in ("run_job", "_engine_run_backward"):
+                break  # the lines before are those that call trainer.fit, or a backward pass
             if not mark and name in _MARKS and "distributed" in code.co_filename:
                 mark, apart = _MARKS[name], name in ("foreach_all_gather", "foreach_reduce")
             frame = frame.f_back

@@ -211,15 +211,20 @@ def _real_property(own: property) -> property:
 
 def _exchange(group: Any, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Return what a collective of our own returns if every rank passes the same."""
-    name, size = function.__name__, len(group.ranks)
-    first = args[0] if args else None
-    if name == "gather_objects":
-        return [first] * size
-    if name == "all_gather":
-        return cast("Tensor", first).unsqueeze(0).expand(size, *args[0].shape).contiguous()
-    if name == "gather_keyed":
-        return args[1].detach().unsqueeze(0).expand(size, -1)
-    return first  # reduce, broadcast, reduce_boolean_decision; barrier returns nothing
+    return ANSWERS[function.__name__](len(group.ranks), *args)
+
+
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "gather_objects": lambda size, value: [value] * size,
+    "all_gather": lambda size, tensor: tensor.unsqueeze(0).expand(size, *tensor.shape).contiguous(),
+    "gather_keyed": lambda size, names, values: values.detach().unsqueeze(0).expand(size, -1),
+    "reduce_keyed": lambda size, names, sums, most: (sums * size, most),
+    "reduce": lambda size, tensor: tensor,
+    "broadcast": lambda size, value, source: value,
+    "reduce_boolean_decision": lambda size, decision, every: decision,
+    "barrier": lambda size: None,
+}
+"""What the functions of strategies/collectives.py return, by their names, in a group of ``size`` equal ranks."""
 
 
 def parameters_become_fake(mode: Any) -> None:
@@ -246,6 +251,17 @@ def parameters_become_fake(mode: Any) -> None:
 
     module.register_parameter, module.register_buffer = parameter, buffer
     module._apply = _apply
+
+
+def drop_values(mode: Any, module: nn.Module) -> None:
+    """Let parameters and buffers that have values have none from now on."""
+    dropped: dict[Any, Any] = {}
+    for each in module.modules():
+        for own in (each._parameters, each._buffers):
+            for name, tensor in own.items():
+                if tensor is not None and not torch_tools.is_fake(tensor):
+                    own[name] = dropped.setdefault(tensor, torch_tools.alike(mode, tensor))
+    cast("Any", nn.Module)._apply = _apply
 
 
 def _apply(module: nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -96,7 +97,8 @@ def autocast_as_devices_do() -> Any:
     for name in _WIDE.split():
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        with contextlib.suppress(RuntimeError):  # the host widens it already
+        with contextlib.suppress(RuntimeError), warnings.catch_warnings():  # the host widens it already
+            warnings.simplefilter("ignore")  # that an operation is widened in another way is what is wanted
             library.impl(name, functools.partial(_widened, operator), "AutocastCPU")
     return library
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from drivetrain.forecast import blocks
 from drivetrain.forecast.memory import Measured, multiplied
-from drivetrain.forecast.standins import Job, sharding_options
+from drivetrain.forecast.standins import Job, refused_strategy, sharding_options
 from drivetrain.forecast.windows import Case, Windows
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.fsdp import FSDPStrategy
@@ -73,6 +73,8 @@ class Planner:
     def run(self, trainer: Any, started: Any, fits: Fits) -> dict[str, Any]:
         """Return the result for the command: the unchanged program, and changes if it does not fit."""
         self._trainer, self._started = trainer, started
+        if why := refused_strategy(trainer.strategy):
+            return {"refused": why}
         try:
             base = self.measured(Change("", ""))
         except TryError as error:

@@ -8,6 +8,7 @@ import itertools
 import os
 import site
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -38,11 +39,11 @@ from drivetrain.forecast.ledger import (
     finished,
 )
 from drivetrain.forecast.memory import Measured, measured
-from drivetrain.forecast.standins import ARRIVED, Job, refused_strategy, sharding_options, wrap_again
+from drivetrain.forecast.standins import ARRIVED, Job, sharding_options, wrap_again
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.run import ENDLESS
 from drivetrain.strategies.sharded_state import local_shard
-from drivetrain.trials.child import LEFT_OUT
+from drivetrain.trials.child import LEFT_OUT, NoLogger
 
 WINDOWS = 2
 """The first is not reported: its sharding propagation makes tensors of global size, and it creates the state of the
@@ -147,8 +148,6 @@ class Windows:
 
     def run(self, trainer: Any, job: Any) -> Measured:
         """Run the windows of ``job`` on ``trainer`` and return what they need."""
-        if why := refused_strategy(trainer.strategy):
-            raise NotImplementedError(why)
         self._quiet(trainer, job.model)
         limits = trainer.limits
         self._window = min(limits.accumulate * self.case.divides, MOST_BATCHES)
@@ -177,12 +176,14 @@ class Windows:
     def _quiet(self, trainer: Any, model: Any) -> None:
         """Leave out what writes files or to the terminal, and every limit and validation."""
         self._is_compiled = bool(trainer.settings.compile)
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="drivetrain-plan-"))
         own = model.configure_callbacks
         model.configure_callbacks = lambda: _without_traces(_listed(own()))
         trainer._callbacks = [*_without_traces(trainer._callbacks), Watch(self)]
-        trainer._loggers, trainer._profiler, trainer._set_ckpt_path = [], None, None
+        trainer._loggers = [NoLogger(folder)] if trainer._loggers else []
+        trainer.default_root_dir, trainer._profiler, trainer._set_ckpt_path = folder, None, None
         trainer.settings = dataclasses.replace(
-            trainer.settings, max_time=None, profiler=None, logger=False, cuda_graphs=False, compile=None,
+            trainer.settings, max_time=None, profiler=None, cuda_graphs=False, compile=None, detect_anomaly=False,
             replay_every=None, replica_check_every=None,
         )  # fmt: skip
         limits = trainer.limits
