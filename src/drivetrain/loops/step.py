@@ -30,7 +30,7 @@ from drivetrain.base.introspect import overrides
 from drivetrain.engine.wrappers import TakeStep, requires_closure
 from drivetrain.errors import ConfigurationError, RunError, shown
 from drivetrain.loops import direct, own_step, pieces, split
-from drivetrain.loops.pieces import Step
+from drivetrain.loops.pieces import Backward, Step
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import Run
 from drivetrain.loops.window import rescale
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 # Integers, because in Python 3.10 and 3.11 looking up the member of an enumeration is a call.
 _FORWARD, _BACKWARD, _OPTIMIZER_STEP = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OPTIMIZER_STEP)
 
+Clear = Callable[[], None] | None
 ForwardBackward = Callable[[Any, int, int, bool, int], Any]
 
 
@@ -399,17 +400,12 @@ def _closing_window(run: Run, take_step: TakeStep) -> TakeStep:
 def _ends_with_step(run: Run) -> bool:
     """Whether each batch ends with an optimizer step, and nothing takes the batch and the step apart."""
     is_window = run.limits.accumulate == 1 and run.window.batches_done == 0
-    takes_parts = run.hooks.bind_observers("step_bound") or run.settings.cuda_graphs or run.hooks.spans is not None
+    takes_parts = run.hooks.bind_observers("step_bound") or run.settings.cuda_graphs
     return is_window and not takes_parts and not run.engine.strategy.facts.handles_gradient_accumulation
 
 
 def make_forward_backward(
-    run: Run,
-    optimizer: Optimizer | None,
-    zero_grad: Callable[[], None] | None,
-    backward: Callable[[Tensor], Any],
-    calls: Calls | None = None,
-    steps: bool = False,
+    run: Run, optimizer: Optimizer | None, zero_grad: Clear, backward: Backward, calls: Calls | None, steps: bool
 ) -> ForwardBackward:
     """Return the function that computes a batch's loss and gradients; it calls ``zero_grad`` in a window's first.
 
