@@ -203,7 +203,7 @@ GROUPS = {
         "test_docs_code.py", "accelerators/test_accelerator.py", "faults", "compat/test_children.py",
         "compat/test_command.py", "compat/test_pickles.py", "clusters/test_torchelastic.py", "strategies/test_xla.py",
         "accelerators/test_xla.py", "legacy/v1_1/test_started.py", "legacy/v1_3/test_started.py",
-        "callbacks/test_on_exception_checkpoint.py",
+        "callbacks/test_on_exception_checkpoint.py", "test_torch_names.py",
     ),
     "ranks": (
         "distributed", "trainer/test_rank_parts.py", "trainer/test_other_ranks.py", "trainer/test_comparison.py",

@@ -211,7 +211,7 @@ TESTS_OF = {
     "forecast/child.py": "forecast/test_command.py",
     "forecast/ledger.py": "forecast/test_memory.py",
     "forecast/operations.py": "forecast/test_exchange.py forecast/test_memory.py",
-    "forecast/standins.py": "forecast/test_standins.py forecast/test_memory.py",
+    "forecast/standins.py": "forecast/test_memory.py",
     "forecast/torch_tools.py": "forecast/test_memory.py test_torch_names.py",
     "forecast/tries.py": "forecast/test_command.py",
     "forecast/windows.py": "forecast/test_memory.py",

@@ -409,7 +409,7 @@ def _devices(
             count, why = 1, f"{why}; {cls.__name__} takes one"
         if count > 1 and not accelerator.supports_several_devices:
             count, why = 1, f"{why}; a job takes one of them"
-        parsed = list(range(count))
+        parsed = environment.devices_of_processes(count)
     else:
         parsed = as_numbers(accelerator.parse_devices(given))  # parse_devices may return its argument unchanged
         handed_through = parsed is given and not (
@@ -427,7 +427,7 @@ def _devices(
         check_numbers(given, parsed, accelerator)
     if not devices:
         raise ConfigurationError(f"devices={given!r} means no device of {accelerator.name!r}. Write devices=1.")
-    check_limit(given, len(devices), accelerator, reserved)
+    check_limit(given, len(set(devices)), accelerator, reserved)
     return devices, why
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +20,25 @@ from drivetrain import LightningModule, Trainer
 
 OURS = str(Path(drivetrain.__file__).parent)
 STEPS, WARMUP = 400, 100  # counted steps hold eight flushes
+
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def benchmark(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The benchmark after which the file of the tests is called, as a module."""
+    name = request.module.__name__.rpartition("test_")[2]
+    sys.path.insert(0, str(BENCHMARKS))  # it imports its neighbours
+    try:
+        spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.path.remove(str(BENCHMARKS))
 
 
 @dataclass

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
-def growth() -> Any:
-    sys.path.insert(0, str(BENCHMARKS))  # it imports its neighbour
-    try:
-        spec = importlib.util.spec_from_file_location("growth", BENCHMARKS / "growth.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.callbacks(0, timed=False)  # imports what a fit imports late
-        yield module
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+def growth(benchmark: Any) -> Any:
+    benchmark.callbacks(0, timed=False)  # imports what a fit imports late
+    return benchmark
 
 
 def test_a_step_costs_the_same_after_2000_steps(growth: Any) -> None:

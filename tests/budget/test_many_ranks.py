@@ -4,39 +4,19 @@ RESULTS.md.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FEW, MANY = 32, 1_024
 MACHINES = MANY // 8
-
-
-@pytest.fixture(scope="module")
-def many_ranks() -> Any:
-    sys.path.insert(0, str(BENCHMARKS))  # it imports its neighbours
-    try:
-        spec = importlib.util.spec_from_file_location("many_ranks", BENCHMARKS / "many_ranks.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-
-
 STEPS = ("set-up", "agreement checks", "log flush", "checkpoint")
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["rank 0", "a rank that writes"])
-def test_nothing_that_a_rank_exchanges_or_calls_grows_with_the_ranks(many_ranks: Any, is_first: bool) -> None:
+def test_nothing_that_a_rank_exchanges_or_calls_grows_with_the_ranks(benchmark: Any, is_first: bool) -> None:
     """But the list of files in the checkpoint, which has an entry for each machine and which rank 0 writes."""
-    few, many = (many_ranks.in_own_process(0 if is_first else many_ranks.writer_of(size), size) for size in (FEW, MANY))
+    few, many = (benchmark.in_own_process(0 if is_first else benchmark.writer_of(size), size) for size in (FEW, MANY))
     for step in STEPS:
         # numbers in names are longer, and random numbers in states may be
         assert many[f"{step} bytes"] <= 1.02 * few[f"{step} bytes"] + 16, step
@@ -49,8 +29,8 @@ def test_nothing_that_a_rank_exchanges_or_calls_grows_with_the_ranks(many_ranks:
     assert many["bytes of the file"] <= 1.02 * few["bytes of the file"] + 160 * entries + 64
 
 
-def test_requests_to_the_store_do_not_grow_with_the_ranks(many_ranks: Any) -> None:
-    few, many = many_ranks.protocols(FEW), many_ranks.protocols(MANY)
+def test_requests_to_the_store_do_not_grow_with_the_ranks(benchmark: Any) -> None:
+    few, many = benchmark.protocols(FEW), benchmark.protocols(MANY)
     assert few.keys() == many.keys()
     for what, ranks in many.items():
         requests, before = ([one for one, _ in each] for each in (ranks, few[what]))
@@ -66,11 +46,11 @@ def test_requests_to_the_store_do_not_grow_with_the_ranks(many_ranks: Any) -> No
         assert sent <= sent_before + 16 + entries, what
 
 
-def test_what_grows_is_counted(many_ranks: Any) -> None:
+def test_what_grows_is_counted(benchmark: Any) -> None:
     """The negative control: a rank that asks for a key of each of the others."""
     found = []
     for size in (2, 8):
-        store = many_ranks.CountingStore(many_ranks.Shared())
+        store = benchmark.CountingStore(benchmark.Shared())
         for rank in range(size):
             store.set(f"key/{rank}", "1")
         for rank in range(size):

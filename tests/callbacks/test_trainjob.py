@@ -6,10 +6,12 @@ import json
 import logging
 import pickle
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,7 @@ class Server:
         self.silent = threading.Event()  # while it is not set, no request is answered
         self.silent.set()
         self.answer: Callable[[str | None], int] = lambda token: 200
+        self.raw: Callable[[Callable[[bytes], Any]], None] | None = None  # writes the whole answer
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -61,6 +64,9 @@ class Server:
                     outer.posts.append((self.path, token, body))
                     outer.came.notify_all()
                 outer.silent.wait(TIMEOUT_S)
+                if outer.raw is not None:
+                    outer.raw(self.wfile.write)
+                    return
                 self.send_response(outer.answer(token))
                 self.end_headers()
 
@@ -276,6 +282,73 @@ def test_what_is_missing_is_one_line(
     assert server.posts == []
     assert len(lines(caplog)) == 1
     assert said in lines(caplog)[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"HTTP/1.1 302 Found\r\nLocation: https://localhost/elsewhere\r\n\r\n", "the server answered 302 Found"),
+        (b"HTTP/1.1 500 \x1b[31m" + 5000 * b"x" + b"\r\n\r\n", "the server answered 500 Internal Server Error. Train"),
+        (b"x" * 5000, "which is not HTTP"),
+        (b"\n", "which is not HTTP"),
+        (b"", "which is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\n" + 1000 * b"X-Long: 1\r\n", None),
+    ],
+    ids=["redirect", "long reason", "long line", "empty line", "nothing", "many headers"],
+)
+def test_an_odd_answer_is_at_most_one_line(
+    server: Server, caplog: pytest.LogCaptureFixture, answer: bytes, said: str | None
+) -> None:
+    server.raw = lambda write: write(answer)
+    assert fit(max_epochs=1).global_step == 4
+    found = lines(caplog)
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+    assert all(len(line) < 300 and line.isprintable() for line in found)
+
+
+def test_an_answer_that_comes_byte_by_byte_is_one_line_after_the_timeout(
+    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrainJobStatus, "timeout_s", 0.1)
+    over = threading.Event()
+
+    def drip(write: Callable[[bytes], Any]) -> None:
+        with suppress(OSError):  # of a client that has left
+            while not over.wait(0.01):
+                write(b"x")
+
+    server.raw = drip
+    fit(max_epochs=1)
+    found = lines(caplog)  # the thread has ended, though the server would go on
+    over.set()
+    assert len(found) == 1
+    assert "timed out" in found[0]
+
+
+@pytest.mark.parametrize("token", ["secret\nsecret", "secret\u20ac"])
+def test_a_file_without_a_token_is_not_shown(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, token: str
+) -> None:
+    (tmp_path / "token").write_text(token, encoding="utf-8")
+    fit(max_epochs=1)
+    [line] = lines(caplog)
+    assert "holds no token" in line
+    assert "secret" not in line
+
+
+def test_an_ipv6_address_needs_no_port(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def connect(address: Any, *_: Any, **__: Any) -> Any:
+        seen.append(address)
+        raise OSError
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", "https://[fd00::1]/status")
+    fit(max_epochs=1)
+    join_reporters()
+    assert set(seen) == {("fd00::1", 443)}
 
 
 def test_an_exception_ends_the_reports_without_100_percent(server: Server) -> None:

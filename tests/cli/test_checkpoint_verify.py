@@ -88,6 +88,26 @@ def test_rank_files_belong_to_the_checkpoint(model: Path, tmp_path: Path, capsys
     assert (code, f"{beside} is missing" in out) == (1, True)
 
 
+def test_a_rank_file_that_a_store_has_written_elsewhere_must_be_there_too(
+    model: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """Such an entry has no checksum; the files were downloaded."""
+    name = "model.ckpt.0000000a.rank1"
+    torch.save({**loaded(model), "rank_files": [{"name": name, "ranks": [1]}]}, tmp_path / "model.ckpt")
+    code, out, _ = run(capsys, "verify", tmp_path / "model.ckpt")
+    assert (code, f"{tmp_path / name} is missing" in out) == (1, True)
+    torch.save({}, tmp_path / name)
+    assert run(capsys, "verify", tmp_path / "model.ckpt")[0] == 0
+
+
+@pytest.mark.parametrize("entry", [3, None, {}, {"name": 3}])
+def test_an_entry_of_no_rank_file_is_described(model: Path, tmp_path: Path, capsys: Any, entry: Any) -> None:
+    torch.save({**loaded(model), "rank_files": [entry]}, tmp_path / "model.ckpt")
+    assert run(capsys, "verify", tmp_path / "model.ckpt")[0] == 1
+    code, _, said = run(capsys, "inspect", tmp_path / "model.ckpt")
+    assert (code, "The checkpoint's entry for rank_files is damaged, or another program wrote it" in said) == (2, True)
+
+
 def test_formats_without_checksums_are_said(tmp_path: Path, capsys: Any, model: Path) -> None:
     torch.save({"w": torch.ones(3)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     assert answer(capsys, "verify", tmp_path / "old.pt")["notes"] == [

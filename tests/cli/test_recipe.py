@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 import subprocess
+import sys
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +20,7 @@ from drivetrain.cli import command
 from drivetrain.cli import recipe as recipe_command
 from drivetrain.settings import Settings
 
-CLUSTERS = ["slurm", "trainjob", "ray", "sky", "dstack", "k8s"]
+CLUSTERS = ["slurm", "trainjob", "ray", "sky", "dstack", "k8s", "docker"]
 ODD = ["--note=it's", "a b", "", "$HOME", "$(touch pwned)", "`touch pwned`", "\\", "*", "--", "ü", '"', "$$x", "#", ";"]
 
 
@@ -68,6 +72,11 @@ def test_slurm(capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
     assert "# The program needs: Trainer(num_nodes=2, devices=8, stop_timeout_s=600)" in lines
     assert "--gpus" not in recipe(capsys, "slurm", "--cpu")
+
+
+@pytest.mark.parametrize("time", ["11", "10:01", "0:10:01", "0-1", "0-0:11", "0-0:10:01", "0"])
+def test_slurm_with_more_time_than_a_stop_takes(capsys: pytest.CaptureFixture[str], time: str) -> None:
+    assert f"#SBATCH --time={time}\n" in recipe(capsys, "slurm", f"--time={time}")
 
 
 def test_k8s(capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,6 +137,25 @@ def test_ray(capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
 
 
+def test_docker(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = recipe(capsys, "docker", "--stop-timeout=300", "--folder=/a;b").splitlines()
+    assert "# Build it with: docker build --tag=me/train:1 --file=FILE ." in lines
+    [run] = [line.removeprefix("# Submit it with: ") for line in lines if line.startswith("# Submit it with: ")]
+    assert {"--gpus=8", "--stop-timeout=300", "--restart=on-failure:10", "--volume=/a;b:/a;b"} <= set(shlex.split(run))
+    assert '# The program needs: Trainer(devices="auto", stop_timeout_s=300)' in lines
+    own, torch_version = f"{sys.version_info[0]}.{sys.version_info[1]}", version("torch").partition("+")[0]
+    assert f"FROM python:{own}-slim" in lines
+    [created] = [line for line in lines if line.startswith("RUN useradd ")]
+    assert shlex.split(created)[-2:] == ["--", "/a;b"]
+    instructions = [line.split(maxsplit=1)[0] for line in lines if line[0] not in "# "]
+    last_root = max(index for index, name in enumerate(instructions) if name in ("RUN", "COPY"))
+    assert instructions.index("USER") > last_root
+    pinned = [line for line in lines if "pip install" in line]
+    assert [line.split("pip install ")[1].split()[0] for line in pinned] == [f"torch=={torch_version}"] * 2
+    assert "--cpus=8" in (text := recipe(capsys, "docker", "--cpu"))
+    assert f"torch=={torch_version} --index-url=https://download.pytorch.org/whl/cpu\n" in text
+
+
 PAGE = Path(__file__).parents[2] / "docs" / "platforms.md"
 SHOWN = re.findall(
     r"^```\ndrivetrain (recipe [^\n>]*)\n```\n\n```\w*\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
@@ -136,8 +164,10 @@ SHOWN = re.findall(
 
 @pytest.mark.parametrize(("words", "shown"), SHOWN, ids=[words.split()[1] for words, _ in SHOWN])
 def test_the_page_of_platforms_shows_each_file_as_it_is(
-    capsys: pytest.CaptureFixture[str], words: str, shown: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, shown: str
 ) -> None:
+    monkeypatch.setattr(recipe_command, "_METADATA", SimpleNamespace(version={"torch": "2.13.0"}.get))
+    monkeypatch.setattr(recipe_command, "sys", SimpleNamespace(version_info=(3, 12)))
     assert command.main(shlex.split(words)) == 0
     assert capsys.readouterr().out == shown
 
@@ -153,6 +183,9 @@ def shell_of(cluster: str, text: str) -> str:
     """The code that a shell of the cluster runs."""
     if cluster == "slurm":
         return text
+    if cluster == "docker":
+        [command] = re.findall("^CMD (.*)$", text, re.MULTILINE)
+        return shlex.join(json.loads(command))
     if cluster == "ray":
         return next(
             ast.literal_eval(word.value)
@@ -196,7 +229,8 @@ def test_odd_words_reach_the_program_as_they_are(
     )
     assert (done.returncode, done.stderr) == (0, b"")
     program, *words = done.stdout.decode().split("\0")[:-1]
-    assert program == ("/home/me/sky_workdir/my train.py" if cluster == "sky" else "my train.py")
+    where = {"sky": "/home/me/sky_workdir/", "docker": "/app/"}
+    assert program == f"{where.get(cluster, '')}my train.py"
     assert words == ODD
     assert [path.name for path in tmp_path.rglob("pwned")] == []
 
@@ -223,6 +257,14 @@ def test_odd_words_reach_the_program_as_they_are(
         (["dstack", "train.py", "--folder=/a:/b"], "is not an absolute path without blanks"),
         (["k8s", "train.py"], "k8s runs containers. Pass --image"),
         (["k8s", "train.py", "--image=a b"], "'a b' is not a word"),
+        (["k8s", "train.py", "--image=--privileged"], "'--privileged' is not a word"),
+        (["k8s", "train.py", "--image=x", "--folder=/"], "'/' is not an absolute path"),
+        (["slurm", "train.py", "--time=10"], "stop when it starts: --time=10 is no more than --stop-timeout"),
+        (["slurm", "train.py", "--time=1-0", "--stop-timeout=86400"], "--time=1-0 is no more than --stop-timeout"),
+        (["slurm", "train.py", "--time=0", "--stop-timeout=70000"], "at most 65535 s before the end"),
+        (["docker", "../train.py"], "docker copies this folder, in which '../train.py' is not"),
+        (["sky", "a/../../train.py", "--volume=x"], "sky copies this folder"),
+        (["docker", "train.py", "--folder=/app/"], "the image has the program in /app, which a shared folder there"),
         (["sky", "train.py"], "Pass its name, unique in the cloud: --volume"),
         (["slurm", "train.py", "--", "a\nb"], "the argument 'a\\nb' holds control characters"),
         (["dstack", "train.py", "--", "${{ secrets.x }}"], "holds control characters or ${{"),

@@ -86,9 +86,14 @@ def test_on_one_machine_the_local_rank_is_the_rank_where_nothing_sets_it() -> No
     environment.environ["RANK"] = "0"
     assert environment.global_rank() == 0
     del environment.environ["RANK"]
-    environment.validate_settings(1, 2)  # the same object for a job of two machines
     with pytest.raises(ConfigurationError, match="RANK, which is not set"):
-        environment.global_rank()
+        environment.validate_settings(1, 2)  # the same object for a job of two machines
+
+
+@pytest.mark.parametrize("rank", ["-1", "2"])
+def test_a_rank_that_the_job_does_not_have_is_refused(rank: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"has the rank {rank}, but ranks of 2 processes are 0 to 1"):
+        ClusterEnvironment(TORCHRUN | {"WORLD_SIZE": "2", "RANK": rank}).validate_settings(2, 1)
 
 
 @pytest.mark.parametrize("text", ["", "two", "1.5", "0x2"])

@@ -165,6 +165,8 @@ def test_the_main_node_of_aws_batch_is_the_first_whatever_its_index() -> None:
             "is in 'workerpool2', but",
         ),
         ({**DSTACK, "DSTACK_NODE_RANK": "2"}, "this machine is number 2 of 2. Machines are numbered from 0"),
+        ({**AWS_BATCH, "AWS_BATCH_JOB_NODE_INDEX": "12"}, "this machine is number 12 of 2"),
+        ({**AWS_BATCH, "AWS_BATCH_JOB_NODE_INDEX": "-1"}, "this machine is number -1 of 2"),
         ({**DSTACK, "DSTACK_NODES_NUM": "two"}, "DSTACK_NODES_NUM, which holds 'two', which is no whole number"),
         ({**SKYPILOT, "SKYPILOT_NODE_RANK": "x"}, "SKYPILOT_NODE_RANK, which holds 'x'"),
     ],

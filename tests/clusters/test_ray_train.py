@@ -73,6 +73,24 @@ def test_devices_are_those_of_the_workers_on_each_machine_whatever_num_nodes_is(
     assert dict((each.what, each.choice) for each in plan.decisions)["processes"] == "3, started by RayTrain"
 
 
+@pytest.mark.parametrize(
+    ("shown", "workers", "numbers"),
+    [(2, 2, [0, 1]), (4, 2, [0, 2]), (8, 2, [0, 4]), (1, 2, [0, 0]), (2, 4, [0, 0, 1, 1]), (4, 1, [0])],
+)
+def test_each_worker_takes_the_first_device_that_ray_has_reserved_for_it(
+    shown: int, workers: int, numbers: list[int]
+) -> None:
+    class Shown(Four):
+        device_count_is_limit = True
+
+        @staticmethod
+        def auto_device_count() -> int:
+            return shown
+
+    variables = {**WORKER, "RANK": "0", "WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers)}
+    assert [device.index for device in planned(variables, accelerator=Shown()).devices] == numbers
+
+
 def test_another_number_of_devices_is_refused(worker: dict[str, str]) -> None:
     workers = int(worker["LOCAL_WORLD_SIZE"])
     assert len(planned(worker, devices=workers).devices) == workers

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.clusters import SLURMEnvironment
+from drivetrain.clusters import SLURMEnvironment, detect
 from drivetrain.clusters.slurm import first_node
 from drivetrain.errors import ConfigurationError
 
@@ -127,13 +127,41 @@ def test_mpirun_in_a_job_starts_no_tasks() -> None:
     assert not SLURMEnvironment.detect({**TASK, "OMPI_COMM_WORLD_RANK": "0"})
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "SkyPilotEnvironment"),
+        ({"SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NODE_RANK": "0"}, "LocalEnvironment"),
+        ({"SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4", "SLURM_PROCID": "5"}, "SLURMEnvironment"),
+        ({"SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4", "SLURM_PROCID": "1"}, "SLURMEnvironment"),
+        ({"SKYPILOT_NODE_IPS": ""}, "SLURMEnvironment"),
+    ],
+    ids=["two machines", "one machine", "srun in its task", "srun, the same rank", "no SkyPilot"],
+)  # fmt: skip
+def test_skypilot_on_a_cluster_of_slurm_starts_the_program_once_on_each_machine(
+    changes: dict[str, str], expected: str
+) -> None:
+    """Its executor runs by srun, one task on each machine: sky/skylet/executor/slurm.py."""
+    sky = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_GPUS_PER_NODE": "4"}
+    step = {**TASK, "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
+    variables = {**step, **sky, **changes}
+    variables["SLURM_NTASKS"] = changes.get("SLURM_NTASKS", str(len(variables["SKYPILOT_NODE_IPS"].split()) or 2))
+    if expected == "LocalEnvironment":
+        variables["SLURM_PROCID"] = "0"
+    found, _ = detect(variables)
+    assert type(found).__name__ == expected
+    if expected == "SkyPilotEnvironment":
+        assert (found.nodes_meant(1), found.node_rank(), found.reserved_devices()) == (2, 1, 4)
+        assert not found.creates_processes_externally
+
+
 # ---- what the user asked for -----------------------------------------------------------------------------------------
 
 
 def test_ntasks_without_ntasks_per_node_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"SLURM_NTASKS=4, but .*Write #SBATCH --ntasks-per-node=2 in place"):
         task(SLURM_NTASKS_PER_NODE=None).validate_settings(2, 2)
-    task(SLURM_NTASKS_PER_NODE=None, SLURM_NTASKS="1", SLURM_NNODES="1").validate_settings(1, 1)
+    task(SLURM_NTASKS_PER_NODE=None, SLURM_NTASKS="1", SLURM_NNODES="1", SLURM_PROCID="0").validate_settings(1, 1)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_detected_by_the_name_of_the_run() -> None:
 
 
 def test_devices_times_nodes_must_be_the_world_size() -> None:
-    environment = TorchElasticEnvironment({"WORLD_SIZE": "4"})
+    environment = TorchElasticEnvironment({"WORLD_SIZE": "4", "RANK": "0"})
     environment.validate_settings(2, 2)
     with pytest.raises(ConfigurationError, match="TorchElasticEnvironment says that 4 .* product 4"):
         environment.validate_settings(3, 1)

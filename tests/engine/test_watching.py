@@ -70,3 +70,15 @@ def test_without_a_timeout_nothing_is_watched(folder: Path, watched: Watched, st
     watched(stall_timeout_s)
     assert Board.found(folder).words(0)[STALL] == 0
     assert not (folder / "run").exists()
+
+
+def test_the_board_has_a_sheet_for_each_device_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a strategy of one's own, which has no more than the contract."""
+    monkeypatch.setattr(watching.watcher, "start", lambda folder: None)
+    monkeypatch.setattr(board, "_own", [])
+    strategy = SimpleNamespace(global_rank=2, local_rank=0, world_size=4, parallel_devices=["cpu", "cpu"])
+    sheet = watching._make(strategy)
+    try:
+        assert list(Board.found(sheet.folder).ranks) == [2, 3]
+    finally:
+        shutil.rmtree(sheet.folder)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import Callback
+from drivetrain.errors import CheckpointError
+
+SAMPLES, GLOBAL_BATCH = 96, 12
+EVERY = [(epoch, number) for epoch in range(3) for number in range(SAMPLES)]
+"""Each sample of each epoch once."""
 
 Given = list[tuple[int, list[int]]]
 """For each batch of a rank its epoch, and the numbers of its samples."""
@@ -94,3 +101,59 @@ def batches(*runs: list[tuple[Given, Tensor]]) -> list[tuple[int, list[int]]]:
 def samples(*runs: list[tuple[Given, Tensor]]) -> list[tuple[int, int]]:
     """The epoch and the number of each sample that the ranks of these runs were given, sorted."""
     return sorted((epoch, number) for run in runs for given, _ in run for epoch, numbers in given for number in numbers)
+
+
+# ---- a stream without a state of its own, which is read again up to the position -------------------------------------
+
+
+class Counted(IterableDataset[Any]):
+    """Adds the number of this rank's samples, without which several ranks have to fetch ahead."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        for name in ("set_epoch", "state_dict", "load_state_dict"):
+            if hasattr(data, name):
+                setattr(self, name, getattr(data, name))
+
+    def __len__(self) -> int:
+        return SAMPLES // int(os.environ.get("WORLD_SIZE", 1))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.data)
+
+
+def workers_of(number: int) -> dict[str, Any]:
+    """The arguments of a DataLoader with so many workers."""
+    return {"num_workers": number, "multiprocessing_context": "fork"} if number else {}
+
+
+AFTER = pytest.mark.parametrize("after", [3, None], ids=["inside an epoch", "at its end"])
+
+
+def check_resumes_exactly(
+    pool: Any, ranks: int, make: Callable[[int], Any], path: Path, after: int | None, is_shuffled: bool = True
+) -> None:
+    """A fit that resumes on as many ranks gets the batches of an undisturbed one, and comes to its weights."""
+    whole = on(pool, ranks, make, GLOBAL_BATCH)
+    first = on(pool, ranks, make, GLOBAL_BATCH, path, after)
+    rest = on(pool, ranks, make, GLOBAL_BATCH, None, None, path)
+    assert batches(first, rest) == batches(whole)
+    assert samples(whole) == EVERY
+    orders = {str([numbers for each, numbers in batches(whole) if each == epoch]) for epoch in range(3)}
+    assert len(orders) == 3 or not is_shuffled  # in another way in each epoch
+    torch.testing.assert_close(rest[0][1], whole[0][1], rtol=1e-12, atol=1e-12)
+
+
+def check_what_needs_the_end_of_an_epoch(
+    pool: Any, counted: Callable[[int], Any], endless: Callable[[int], Any], folder: Path
+) -> None:
+    """Inside an epoch, other ranks are refused, and several ranks without a length; at its end they resume."""
+    inside, end = folder / "inside.ckpt", folder / "end.ckpt"
+    on(pool, 2, counted, GLOBAL_BATCH, inside, 3)
+    with pytest.raises(CheckpointError, match="by 2 processes, and there are 1: its position in the data counts"):
+        on(pool, 1, counted, GLOBAL_BATCH, None, None, inside)
+    on(pool, 2, endless, GLOBAL_BATCH, inside, 3)
+    with pytest.raises(CheckpointError, match="one of several processes whose loader has no length"):
+        on(pool, 2, endless, GLOBAL_BATCH, None, None, inside)
+    first = on(pool, 2, endless, GLOBAL_BATCH, end, None)
+    assert samples(first, on(pool, 1, endless, GLOBAL_BATCH, None, None, end)) == EVERY

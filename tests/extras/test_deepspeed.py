@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from drivetrain.callbacks import LambdaCallback
+from drivetrain.checkpoints import AsyncCheckpointIO, TorchCheckpointIO
 from drivetrain.cli.command import main
 from drivetrain.compat.deepspeed_files import convert_zero_checkpoint_to_fp32_state_dict
 from drivetrain.errors import CheckpointError, ConfigurationError
@@ -84,6 +85,20 @@ class Suite(StrategyConformance):
                 torch.testing.assert_close(resumed[part], uninterrupted[part], rtol=0, atol=0)
         with pytest.raises(CheckpointError, match="Save after an optimizer step"):
             self.fit(Small(), accumulate_grad_batches=4, callbacks=[Saves(folder / "open.ckpt", 9)])
+
+    @needs_every_rank
+    def test_a_checkpoint_is_written_in_the_background(self, folder: Path) -> None:
+        """It has what one has that is written at once, and a run resumes from it exactly."""
+        read, store = [], TorchCheckpointIO()
+        for number, plugins in enumerate(([], [AsyncCheckpointIO()])):
+            saved = folder / f"{number}.ckpt"
+            uninterrupted = self.fit(Small(), callbacks=[Saves(saved, 6)], plugins=plugins)
+            checkpoint = store.load_checkpoint(saved)
+            read.append([checkpoint[part] for part in ("state_dict", "optimizer_states", "global_step")])
+        torch.testing.assert_close(read[1], read[0], rtol=0, atol=0)
+        resumed = self.fit(Small(), ckpt_path=saved)
+        for part in ("weights", "optimizer"):
+            torch.testing.assert_close(resumed[part], uninterrupted[part], rtol=0, atol=0)
 
     @needs_every_rank
     def test_it_resumes_exactly_with_parameter_groups_and_frozen_layers(self, folder: Path) -> None:

@@ -8,14 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.extras.resumed import batches, on, samples
+from tests.extras.resumed import EVERY, GLOBAL_BATCH, SAMPLES, batches, on, samples
 
 if not os.environ.get("DRIVETRAIN_EXTRAS"):
     pytest.skip("needs packages of its own: run make test-extras", allow_module_level=True)
-
-SAMPLES, GLOBAL_BATCH = 96, 12
-EVERY = [(epoch, number) for epoch in range(3) for number in range(SAMPLES)]
-"""Each sample of each epoch once."""
 
 
 def loader(folder: Path, workers: int, batch_size: int) -> Any:

@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.extras.resumed import batches, on, samples
+from tests.extras.resumed import EVERY, GLOBAL_BATCH, SAMPLES, batches, on, samples
 
 if not os.environ.get("DRIVETRAIN_EXTRAS"):
     pytest.skip("needs packages of its own: run make test-extras", allow_module_level=True)
-
-SAMPLES, GLOBAL_BATCH = 96, 12
 
 
 def streaming() -> Any:
@@ -50,10 +48,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     from streaming.base.util import clean_stale_shared_memory
 
     clean_stale_shared_memory()  # of ranks that have ended
-
-
-EVERY = [(epoch, number) for epoch in range(3) for number in range(SAMPLES)]
-"""Each sample of each epoch once."""
 
 
 @pytest.mark.parametrize("after", [3, None], ids=["inside an epoch", "at its end"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.extras.resumed import batches, on, samples
+from tests.extras.resumed import GLOBAL_BATCH, SAMPLES, batches, on, samples
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from drivetrain.errors import CheckpointError
@@ -18,8 +18,6 @@ from drivetrain.testing import check_part
 
 if not os.environ.get("DRIVETRAIN_EXTRAS"):
     pytest.skip("needs packages of its own: run make test-extras", allow_module_level=True)
-
-SAMPLES, GLOBAL_BATCH = 96, 12
 
 
 class Numbers(Dataset[Any]):

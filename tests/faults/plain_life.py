@@ -134,7 +134,7 @@ class Life:
         self.size, self.is_last, self.stopping, self.term = 1, False, False, False
         self.kept: Point | None = None
         self.validation_rng: Tensor | None = None
-        self.in_step = self.fits = False
+        self.in_step = self.fits = self.draws_undone = False
 
     # ---- entry points --------------------------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class Life:
             if self.fits and self.kept is not None:
                 return replace(self.kept, saver=copy.deepcopy(self.saver))
             return self.point("fetch" if self.batches else "between")
-        if self.stage == "validating":
+        if self.stage == "validating" or self.draws_undone:
             assert self.validation_rng is not None
             return replace(self.point(), rng=self.validation_rng)
         return self.point()
@@ -352,16 +352,22 @@ class Life:
         interval = self.limits.val_interval
         due = self.is_last if isinstance(interval, float) else self.batches % int(interval) == 0
         if self.stage != "validated" and (due or self.stopping or self.stage == "validating"):
-            self._validate()
+            self._validate(extra=not due)
             if self.window > 0:
                 self._keep("fetch")
 
-    def _validate(self) -> None:
-        self.stage, self.validation_rng = "validating", torch.get_rng_state()
-        self._validation_pass()
-        self.stage = "validated"
-        at_end = isinstance(self.limits.val_interval, float)
-        self._call("on_validation_end", None if at_end else self._save_at_epoch_end)
+    def _validate(self, extra: bool) -> None:
+        """``extra``: only because the fit stops; it leaves the random state as it was."""
+        self.stage, self.validation_rng, self.draws_undone = "validating", torch.get_rng_state(), extra
+        try:
+            self._validation_pass()
+            self.stage = "validated"
+            at_end = isinstance(self.limits.val_interval, float)
+            self._call("on_validation_end", None if at_end else self._save_at_epoch_end)
+        finally:
+            self.draws_undone = False
+            if extra:
+                torch.set_rng_state(self.validation_rng)
         self.net.train()
 
     @torch.no_grad()

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from importlib import metadata
@@ -337,8 +338,20 @@ def run(seed: int, examples: int, calls: int, phases: tuple[Phase, ...] = (Phase
         run_state_machine_as_test(seeded(seed)(Training), settings=profile)
 
 
+EXAMPLES, AT_ONCE, MINUTES = 500, 25, 8
+"""Of the long form: how many it draws, but no further ones after these minutes; an example takes 0.3 s of a core."""
+
+
 def test_any_order_of_calls_comes_to_what_a_plain_loop_comes_to(long_form: bool, seed: int) -> None:
-    run(seed, *((500, 14) if long_form else (8, 8)))
+    if not long_form:
+        run(seed, 8, 8)
+        return
+    began, done = time.monotonic(), 0
+    while done < EXAMPLES and time.monotonic() - began < MINUTES * 60:
+        print(f"examples from {done} on: seed {seed + done}")  # pytest shows it with a failure
+        run(seed + done, AT_ONCE, 14)
+        done += AT_ONCE
+    print(f"{done} examples of up to 14 calls in {time.monotonic() - began:.0f} s")
 
 
 def test_a_fit_that_cannot_repeat_a_validation_saves_that_it_must_be_repeated() -> None:

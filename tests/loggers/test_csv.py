@@ -510,7 +510,8 @@ def resumed(folder: Path, state: dict[str, Any], version: str = "run") -> list[t
     logger = CSVLogger(folder, version=version)
     logger.load_state_dict(state)
     logger.save()  # as a fit does before it trains
-    assert logger.state_dict() == state  # until something is logged, the position is that of the checkpoint
+    folder_now = os.path.dirname(logger.metrics_file_path)
+    assert logger.state_dict() == {**state, "folder": folder_now}  # until something is logged: that of the checkpoint
     logger.log_metrics({"mean": 0.25}, step=1)
     logger.log_metrics({"loss": 20.0}, step=2)
     logger.finalize("success")
@@ -555,3 +556,28 @@ def test_logging_hyperparameters_makes_the_folder(tmp_path: Path, params: Any) -
     assert not os.path.exists(logger.log_dir)
     logger.log_hyperparams(params)
     assert os.listdir(logger.log_dir) == ["hparams.yaml"]
+
+
+def test_a_checkpoint_before_the_first_row_takes_all_later_rows_back_but_not_those_of_an_earlier_run(
+    tmp_path: Path,
+) -> None:
+    states = []
+    for value in (1.0, 2.0):
+        logger = CSVLogger(tmp_path, version="run")
+        states.append(logger.state_dict())
+        logger.save()  # as a fit does before it trains
+        states.append(logger.state_dict())
+        logger.log_metrics({"loss": value}, step=0)
+        logger.finalize("failed")
+    assert "rows" not in states[0]  # the table was not read yet
+    resumed = CSVLogger(tmp_path, version="run")
+    resumed.load_state_dict(states[3])
+    resumed.log_metrics({"loss": 3.0}, step=0)
+    resumed.finalize("success")
+    assert [row["loss"] for row in table(resumed)] == ["1.0", "3.0"]
+    for state in (states[0], {**states[1], "folder": str(tmp_path / "other")}, {**states[1], "rows": 5}):
+        again = CSVLogger(tmp_path, version="run")
+        again.load_state_dict(state)
+        again.log_metrics({"loss": 4.0}, step=1)
+        again.finalize("success")
+        assert [row["loss"] for row in table(again)][:2] == ["1.0", "3.0"]

@@ -324,6 +324,49 @@ def test_t26_validation_loaders_that_keep_something_from_pass_to_pass(
     assert run(path=tmp_path / "a") == whole
 
 
+@pytest.mark.parametrize("kind", ["global", "generator", "persistent workers"])
+@pytest.mark.parametrize("moment", ["on_validation_batch_end", "on_validation_end", "on_train_epoch_end", ""])
+def test_t26_the_validation_of_a_stopped_run_takes_no_random_numbers(
+    make_trainer: Any, ready: Any, tmp_path: Path, kind: str, moment: str
+) -> None:
+    """A run that was not asked to stop would not validate there; ``""``: saved after the fit."""
+    orders: list[tuple[int, list[float]]] = []
+
+    class Order(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            orders.append((self.current_epoch, batch.tolist()))
+
+    own: dict[str, Any] = {"generator": torch.Generator()} if kind == "generator" else {}
+    if kind == "persistent workers":
+        own = {"num_workers": 1, "persistent_workers": True}
+
+    def run(*callbacks: Callback, path: Any = None, **arguments: Any) -> Any:
+        orders.clear()
+        if "generator" in own:
+            own["generator"].manual_seed(3)
+        data = [float(i) for i in range(8)]
+        val = DataLoader(data, 4, shuffle=True, **own)  # type: ignore[arg-type]
+        torch.manual_seed(1 if path is None else 2)
+        trainer = make_trainer(max_epochs=3, callbacks=list(callbacks), num_sanity_val_steps=0, **arguments)
+        trainer.fit(Order(), DataLoader(data, 3, shuffle=True), val, ckpt_path=path)  # type: ignore[arg-type]
+        return trainer
+
+    def state(trainer: Any) -> tuple[Any, ...]:
+        drawn = torch.rand(()).item()
+        return drawn, [order for epoch, order in orders if epoch], trainer.model.state_dict()["net.0.weight"].tolist()
+
+    def stop(trainer: Any) -> None:
+        trainer.should_stop = True
+
+    whole, path = state(run()), tmp_path / "a"
+    more = [at(moment, lambda trainer: trainer.save_checkpoint(path))] if moment else []
+    trainer = run(at("on_train_batch_end", stop), *more)
+    assert len(orders) == 2
+    if not moment:
+        trainer.save_checkpoint(path)
+    assert state(run(path=path)) == whole
+
+
 # ---- windows, batches, epochs ----------------------------------------------------------------------------------------
 
 

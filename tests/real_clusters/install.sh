@@ -1,11 +1,11 @@
 #!/bin/sh
-# install.sh FOLDER: unpack SLURM, munge, Open MPI and ip into FOLDER, from Debian's packages.
+# install.sh FOLDER: unpack SLURM, munge, Open MPI, ip and buildah into FOLDER, from Debian's packages.
 #
 # They are not installed into the system: there, srun on the PATH would change what every other program on this machine
 # sees, beginning with the other tests, and services would start by themselves. What cannot be had is said, and is no
 # error: the tests that need it are skipped.
 set -u
-folder=$1 packages="slurm-wlm munge openmpi-bin iproute2"
+folder=$1 packages="slurm-wlm munge openmpi-bin iproute2 buildah debootstrap"
 done_already=$folder/.installed
 
 [ "$(cat "$done_already" 2>/dev/null)" = "$packages" ] && exit 0

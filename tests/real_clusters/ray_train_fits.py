@@ -18,13 +18,15 @@ from typing import Any
 
 import ray
 import ray.train
+from pyarrow.fs import FileSelector, FileType, LocalFileSystem, S3FileSystem
 from ray import tune
 from ray.cluster_utils import Cluster
 from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer
+from ray.train.torch import TorchConfig, TorchTrainer
 from ray.tune.integration.ray_train import TuneReportCallback
 
 TRAIN = Path(__file__).with_name("train.py")
+BUCKET = "bucket/runs"
 STORE_BYTES = 100 * 2**20
 # The address tells the nodes apart: Ray Train counts workers with one address as workers of one machine.
 SECOND = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "node_ip_address": "127.0.0.2"}
@@ -38,14 +40,22 @@ def program(config: dict[str, Any]) -> None:
     runpy.run_path(str(TRAIN), run_name="__main__")
 
 
-def fit(function: Callable[..., Any], folder: Path, workers: Any, failures: int = 0, *options: str, **own: Any) -> Any:
-    """Run ``function``, which trains in the folder in DISK or in this one; Ray's storage is in this one."""
+def fit(
+    function: Callable[..., Any], folder: Path, workers: Any, failures: int = 0, *options: str,
+    storage: Any = None, name: str = "run", **own: Any,
+) -> Any:  # fmt: skip
+    """Run ``function``, which trains in the folder in DISK or in this one; Ray's storage is in this one, or in
+    the bucket of a file system of pyarrow."""
     return TorchTrainer(
         function,
         train_loop_config={"folder": os.environ.get("DISK", str(folder)), "options": list(options)},
+        torch_config=TorchConfig(backend="gloo"),  # which Ray takes by itself but for workers with GPUs
         scaling_config=ScalingConfig(num_workers=workers, **own),
         run_config=RunConfig(
-            storage_path=str(folder / "storage"), name="run", failure_config=FailureConfig(max_failures=failures)
+            storage_path=BUCKET if storage else str(folder / "storage"),
+            storage_filesystem=storage,
+            name=name,
+            failure_config=FailureConfig(max_failures=failures),
         ),
     ).fit()
 
@@ -67,17 +77,24 @@ def wait_for(what: str, found: Callable[[], Any]) -> Any:
 # ---- cases -----------------------------------------------------------------------------------------------------------
 
 
-def killed(folder: Path, disks: list[Path], *options: str) -> Any:
+def killed(folder: Path, disks: list[Path], *options: str, storage: Any = None) -> Any:
     """Train on two nodes; one worker is killed in the second epoch, when Ray knows the checkpoint of the first.
 
     A report reaches Ray about a second after the worker has made it.
     """
     for disk in disks:
         (disk / "kill1").write_text("6")
-    known = folder / "storage" / "run" / "checkpoint_manager_snapshot.json"
+    files, where = (storage, BUCKET) if storage else (LocalFileSystem(), folder / "storage")
+    known = f"{where}/run/checkpoint_manager_snapshot.json"
+
+    def is_known() -> bool:
+        if files.get_file_info(known).type == FileType.NotFound:
+            return False
+        with files.open_input_stream(known) as stream:
+            return b"checkpoint_2" in stream.read()
 
     def wait() -> None:
-        wait_for("a checkpoint that Ray knows", lambda: known.exists() and "checkpoint_2" in known.read_text())
+        wait_for("a checkpoint that Ray knows", is_known)
         orders = [disk / "kill1" for disk in disks]
         wait_for("a worker that waits for its end", lambda: not all(order.exists() for order in orders))
         for order in orders:
@@ -86,11 +103,29 @@ def killed(folder: Path, disks: list[Path], *options: str) -> Any:
 
     threading.Thread(target=wait, daemon=True).start()
     spread = {"placement_strategy": "STRICT_SPREAD"}
-    return told(fit(program, folder, 2, 1, "--devices", "auto", "--save", *options, **spread))
+    return told(fit(program, folder, 2, 1, "--devices", "auto", "--save", *options, storage=storage, **spread))
 
 
 def case_killed(folder: Path, cluster: Cluster) -> Any:
     return killed(folder, [folder])
+
+
+def case_s3(folder: Path, cluster: Cluster) -> Any:
+    """The same with Ray's storage on an S3 server."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    files = S3FileSystem(
+        access_key="tests", secret_key="tests", region="us-east-1", scheme="http",
+        endpoint_override=f"{host}:{port}", allow_bucket_creation=True,
+    )  # fmt: skip
+    files.create_dir(BUCKET)
+    returned = killed(folder, [folder], storage=files)
+    found = files.get_file_info(FileSelector(BUCKET, recursive=True))
+    server.stop()
+    return {**returned, "objects": [each.path for each in found if each.type == FileType.File]}
 
 
 def case_disks(folder: Path, cluster: None) -> Any:
@@ -98,16 +133,11 @@ def case_disks(folder: Path, cluster: None) -> Any:
     return killed(folder, [Path(disk) for disk in os.environ["DISKS"].split(":")], "--dropout", "0.5")
 
 
-def inside(config: dict[str, Any]) -> None:
-    """Fit twice, with saves in the background, in a worker whose process group is Ray's."""
+def small_module() -> Any:
+    """A module for batches of four numbers."""
     import torch
-    import torch.distributed as dist
-    from torch.utils.data import DataLoader, TensorDataset
 
-    from drivetrain import LightningModule, Trainer
-    from drivetrain.callbacks import ModelCheckpoint
-    from drivetrain.errors import ConfigurationError
-    from drivetrain.plugins import AsyncCheckpointIO
+    from drivetrain import LightningModule
 
     class Module(LightningModule):
         def __init__(self) -> None:
@@ -122,6 +152,20 @@ def inside(config: dict[str, Any]) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
+    return Module()
+
+
+def inside(config: dict[str, Any]) -> None:
+    """Fit twice, with saves in the background, in a worker whose process group is Ray's."""
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from drivetrain import Trainer
+    from drivetrain.callbacks import ModelCheckpoint
+    from drivetrain.errors import ConfigurationError
+    from drivetrain.plugins import AsyncCheckpointIO
+
     def trainer(strategy: Any, folder: str) -> Trainer:
         saves = ModelCheckpoint(Path(config["folder"], folder), save_last=True, every_n_train_steps=3)
         return Trainer(
@@ -131,8 +175,8 @@ def inside(config: dict[str, Any]) -> None:
 
     group, loader = dist.group.WORLD, DataLoader(TensorDataset(torch.ones(16, 4)), batch_size=2)
     first, second = trainer("ddp", "first"), trainer("fsdp", "second")
-    first.fit(Module(), loader)
-    second.fit(Module(), loader)
+    first.fit(small_module(), loader)
+    second.fit(small_module(), loader)
     try:
         refused = str(Trainer(accelerator="cpu", devices=3).plan)
     except ConfigurationError as error:
@@ -147,6 +191,61 @@ def inside(config: dict[str, Any]) -> None:
 
 def case_inside(folder: Path, cluster: Cluster) -> Any:
     return told(fit(inside, folder, 2))
+
+
+def reserved(config: dict[str, Any]) -> None:
+    """Write down the device that Ray names, and the one that a Trainer takes; then train on the processors."""
+    import torch
+    from ray.train.torch import get_device
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from drivetrain import Trainer
+    from drivetrain.accelerators import Accelerator
+
+    class Pretended(Accelerator):
+        """GPUs, as far as the choice of one goes."""
+
+        name = autocast_device_type = "cuda"
+        device_count_is_limit = True
+
+        @staticmethod
+        def is_available() -> bool:
+            return True
+
+        @staticmethod
+        def auto_device_count() -> int:
+            return len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+
+        @staticmethod
+        def parse_devices(devices: Any) -> Any:
+            return devices
+
+        @staticmethod
+        def get_parallel_devices(devices: list[int]) -> list[torch.device]:
+            return [torch.device("cuda", index) for index in devices]
+
+        def setup_device(self, device: torch.device) -> None:
+            """There is none."""
+
+        def teardown(self) -> None:
+            """There is none."""
+
+        def get_device_stats(self, device: torch.device) -> dict[str, Any]:
+            return {}
+
+    trainer = Trainer(accelerator=Pretended(), logger=False)
+    devices = [str(get_device()), str(trainer.strategy.root_device)]
+    Path(config["folder"], f"{config['options'][0]}-{trainer.global_rank}").write_text(json.dumps(devices))
+    trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
+    trainer.fit(small_module(), DataLoader(TensorDataset(torch.ones(4, 4)), batch_size=2))
+
+
+def case_gpus(folder: Path, cluster: Cluster) -> Any:
+    """The nodes have none: Ray believes what two_nodes() says."""
+    for name, share in {"two": 2, "half": 0.5}.items():
+        gpus = {"use_gpu": True, "resources_per_worker": {"GPU": share, "CPU": 0.1}}
+        fit(reserved, folder, 2, 0, name, name=name, **gpus)
+    return {}
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -218,7 +317,7 @@ def case_tune(folder: Path, cluster: Cluster) -> Any:
 def two_nodes() -> Cluster:
     # As if SLURM had started the cluster: workers inherit such variables.
     os.environ.update(SLURM_NTASKS="7", SLURM_PROCID="3", SLURM_LOCALID="3", SLURM_NODEID="1", SLURM_JOB_NAME="ray")
-    head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    head = {"num_cpus": 2, "num_gpus": 4, "include_dashboard": False, "object_store_memory": STORE_BYTES}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     cluster.add_node(**SECOND)
     return cluster

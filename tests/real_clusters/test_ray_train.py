@@ -77,13 +77,14 @@ def steps_of(events: list[dict[str, Any]], rank: int) -> list[int]:
     return [each["step"] for each in events if each["rank"] == rank and each["event"] == "step"]
 
 
-CASES = ["killed", "inside", "tune", "elastic"]
+GPUS = {"two": [0, 2], "half": [0, 0]}
+CASES = ["killed", "s3", "gpus", "inside", "tune", "elastic"]
 
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what one case of ray_train_fits.py has left, on two nodes of Ray."""
-    for package in ("ray", "pandas", "pyarrow"):
+    for package in ("ray", "pandas", "pyarrow", *(["moto"] if request.param == "s3" else [])):
         pytest.importorskip(package)
     folder = tmp_path_factory.mktemp("fits")
     run(variables, FITS, folder, request.param)
@@ -95,7 +96,7 @@ slow = pytest.mark.timeout(RUN_S + 60)
 
 
 @slow
-@only(argvalues=["killed"])
+@only(argvalues=["killed", "s3"])
 def test_a_plain_program_trains_on_two_nodes_and_resumes_after_a_worker_was_killed(
     case: Path, alone: Callable[..., list[float]]
 ) -> None:
@@ -117,6 +118,21 @@ def test_a_plain_program_trains_on_two_nodes_and_resumes_after_a_worker_was_kill
 
 
 @slow
+@only(argvalues=["s3"])
+def test_the_files_of_each_rank_are_in_the_bucket_of_ray_and_not_on_its_machines(case: Path) -> None:
+    assert not (case / "storage").exists()
+    found = found_in(case)
+    for path, metrics in found["reported"]:
+        name = f"epoch={metrics['epoch']}-step={metrics['step']}.ckpt"
+        names = [each.removeprefix(f"{path}/") for each in found["objects"] if each.startswith(f"{path}/")]
+        assert sorted(re.sub("[0-9a-f]{8}", "*", each) for each in names) == [
+            "drivetrain.json",
+            name,
+            f"{name}.*.rank1",
+        ]
+
+
+@slow
 @only(argvalues=["killed"])
 def test_one_program_with_one_command_line_trains_on_a_laptop_on_slurm_and_in_ray_train(
     case: Path, slurm: Any, new_job: Callable[[], Any], alone: Callable[..., list[float]]
@@ -127,6 +143,14 @@ def test_one_program_with_one_command_line_trains_on_a_laptop_on_slurm_and_in_ra
     assert [facts["environment"] for facts in facts_of(case)] == ["RayTrainEnvironment"] * 2
     for facts in (*on_slurm.facts(), *facts_of(case)):
         assert facts["weights"] == pytest.approx(alone(*same), rel=1e-12)
+
+
+@slow
+@only(argvalues=["gpus"])
+def test_each_worker_takes_the_device_that_ray_names(case: Path) -> None:
+    """Of four GPUs that the node does not have: two or a half for each of two workers."""
+    found = {name: [json.loads((case / f"{name}-{rank}").read_text()) for rank in (0, 1)] for name in GPUS}
+    assert found == {name: [[f"cuda:{number}"] * 2 for number in numbers] for name, numbers in GPUS.items()}
 
 
 @slow

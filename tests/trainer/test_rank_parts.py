@@ -8,7 +8,7 @@ import random
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,13 @@ def test_a_file_for_each_rank_of_an_earlier_version_resumes_exactly(pool: Any, t
 class OfMachines(DDPStrategy):
     """Two processes on each machine."""
 
-    num_processes = 2
+    @property
+    def parallel_devices(self) -> Sequence[torch.device]:
+        return self._devices[:2]
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: Sequence[torch.device]) -> None:
+        self._devices = devices
 
     @property
     def local_rank(self) -> int:

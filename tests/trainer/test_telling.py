@@ -205,9 +205,11 @@ def test_a_resumed_fit_continues_the_runs_of_its_loggers(tmp_path: Path) -> None
 
 
 def test_a_checkpoint_of_loggers_without_a_run_has_no_entry(tmp_path: Path) -> None:
-    trainer(tmp_path, CSVLogger(tmp_path)).fit(Net(), loader())
-    saved = torch.load(tmp_path / "saved" / "epoch=0-step=4.ckpt", weights_only=True)
-    assert "loggers" not in saved
+    for logger, has_entry in ((Recording(), False), (CSVLogger(tmp_path), True)):
+        trainer(tmp_path, logger).fit(Net(), loader())
+        saved = torch.load(tmp_path / "saved" / "epoch=0-step=4.ckpt", weights_only=True)
+        assert ("loggers" in saved) == has_entry
+        (tmp_path / "saved" / "epoch=0-step=4.ckpt").unlink()
 
 
 class Fails(Net):

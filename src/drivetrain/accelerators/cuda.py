@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
+from drivetrain.base import torch_private
 from drivetrain.base.rank_zero import log
 from drivetrain.errors import ConfigurationError
 
@@ -111,10 +112,10 @@ def memory_in_use() -> tuple[int, int]:
 
 def record_allocations(max_entries: int) -> None:
     """Record the last ``max_entries`` allocations and frees, each with its line of code."""
-    torch.cuda.memory._record_memory_history(max_entries=max_entries)
+    torch_private.record_memory(max_entries=max_entries)
 
 
 def write_allocations(path: str) -> None:
     """Write a snapshot of the recorded allocations, and stop recording."""
-    torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
-    torch.cuda.memory._record_memory_history(enabled=None)
+    torch_private.write_memory(path)
+    torch_private.record_memory(enabled=None)

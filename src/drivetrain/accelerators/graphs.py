@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from drivetrain.base.torch_private import function_of_device
+
 T = TypeVar("T")
 
 
@@ -88,7 +90,7 @@ class GraphRecorder:
         """
         if pool is not None:
             for name in ("endAllocateToPool", "releasePool"):
-                if (end := getattr(torch._C, f"_{self._device.type}_{name}", None)) is not None:
+                if (end := function_of_device(self._device.type, name)) is not None:
                     end(self._device.index, pool)
         with self._stream, self._new_graph():  # the end of a complete recording sets the generators back
             torch.zeros(1, device=self._device)

@@ -10,6 +10,7 @@ import torch
 
 from drivetrain.accelerators import graphs
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base import torch_private
 from drivetrain.errors import ConfigurationError, WrongTypeError
 
 _NO_ACCELERATORS = frozenset({"cpu", "meta", "lazy", "xla", "hip", "privateuseone"})
@@ -163,7 +164,7 @@ def known_types() -> tuple[str, ...]:
         torch.device("quantum")
     except RuntimeError as error:
         listed = str(error).partition("one of ")[2].partition(" device type")[0]
-        names = [*(name.strip() for name in listed.split(",")), torch._C._get_privateuse1_backend_name()]
+        names = [*(name.strip() for name in listed.split(",")), torch_private.foreign_device_type()]
         return tuple(name for name in names if name not in _NO_ACCELERATORS | _RETIRED)
     return ()
 

@@ -27,6 +27,7 @@ import torch
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.advice.time_spent import PARTS, TimeSpent
 from drivetrain.advice.verdict import Line, Measured, RankTimes, judge
+from drivetrain.base.torch_private import GET_ITERATOR
 from drivetrain.data.kept import parts_of
 from drivetrain.launchers import board
 from drivetrain.launchers.tracebacks import is_library
@@ -239,7 +240,7 @@ def _kind(path: str, name: str) -> str:
         return _USERS
     if (file, name) == ("epoch.py", "run_batches"):
         return _LOOP
-    fetches = (file, name) in {("fetch.py", "fetch"), ("dataloader.py", "_get_iterator")}
+    fetches = (file, name) in {("fetch.py", "fetch"), ("dataloader.py", GET_ITERATOR)}
     return _FETCHER if fetches else _OWN_PLACES.get((file, name), "")
 
 

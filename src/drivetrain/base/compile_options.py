@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from drivetrain.base.packages import dynamo, inductor
+from drivetrain.base import torch_private
 from drivetrain.errors import ConfigurationError, described, did_you_mean, shown
 
 _FORMS = (
@@ -115,8 +115,8 @@ def _check_arguments(arguments: Mapping[str, Any], owner: str) -> None:
 
 
 def _modes() -> list[str]:
-    return list(inductor.list_mode_options())
+    return list(torch_private.list_modes())
 
 
 def _backends() -> list[str]:
-    return [name for name in dynamo.list_backends(None) if "TESTING" not in name]
+    return [name for name in torch_private.list_backends(None) if "TESTING" not in name]

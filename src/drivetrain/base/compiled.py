@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from drivetrain.base import torch_private
+
 # set by this module beside the compiled call; torch drops it when a module is copied or pickled
 _CONTEXT = "drivetrain_context"
-_WRAPPER = "_orig_mod."
+_WRAPPER = f"{torch_private.WRAPPED}."
 _IN_A_NAME = re.compile(rf"(?<![^.]){re.escape(_WRAPPER)}")
 
 
 def original(module: Any) -> Any:
     """Return the module inside a module that ``torch.compile`` returned; any other object unchanged."""
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # torch.compile returns objects of its class
-    while dynamo is not None and isinstance(module, dynamo.OptimizedModule):
-        module = module._orig_mod
+    while (found := torch_private.module_inside(module)) is not None:
+        module = found
     return module
 
 
@@ -43,7 +43,7 @@ def compiled_in_place(module: Any) -> Any:
 def compile_in_place(module: nn.Module, context: Any) -> None:
     """Make calls of ``module`` run compiled by ``context``, the ``dynamo_ctx`` of the result of ``torch.compile``."""
     if context_of(module) is not context:
-        _install(module, _compiled_by(context, module, module._call_impl), context)
+        _install(module, torch_private.compiled_by(context, module, torch_private.uncompiled_call(module)), context)
 
 
 def compile_forward(module: nn.Module, context: Any) -> None:
@@ -53,8 +53,8 @@ def compile_forward(module: nn.Module, context: Any) -> None:
     """
     if context_of(module) is context:
         return
-    compiled, attributes = _compiled_by(context, module, module.forward), module.__dict__
-    inner: Any = module._call_impl
+    compiled, attributes = torch_private.compiled_by(context, module, module.forward), module.__dict__
+    inner = torch_private.uncompiled_call(module)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         own = attributes.get("forward")
@@ -70,27 +70,19 @@ def compile_forward(module: nn.Module, context: Any) -> None:
     _install(module, call, context)
 
 
-def _compiled_by(context: Any, module: nn.Module, function: Any) -> Any:
-    from torch._dynamo import external_utils, trace_rules  # the code that made the context has already imported these
-
-    if trace_rules.check(module.forward):  # torch's own modules, whose frames are not compiled separately
-        function = external_utils.wrap_inline(function)
-    return context(function)
-
-
 def _install(module: nn.Module, call: Any, context: Any) -> None:
     setattr(call, _CONTEXT, context)
-    module._compiled_call_impl = call
+    torch_private.set_compiled_call(module, call)
 
 
 def leave_uncompiled(module: nn.Module) -> None:
     """Undo the in-place compilation of ``module``."""
-    module._compiled_call_impl = None
+    torch_private.set_compiled_call(module, None)
 
 
 def context_of(module: nn.Module) -> Any:
     """Return the context with which ``module`` was compiled in place here; ``None`` if it was not."""
-    return getattr(module.__dict__.get("_compiled_call_impl"), _CONTEXT, None)
+    return getattr(module.__dict__.get(torch_private.COMPILED_CALL), _CONTEXT, None)
 
 
 def compiled_method(module: nn.Module, name: str) -> Callable[..., Any]:
@@ -125,22 +117,16 @@ def keep_out_of_graphs(*classes: type) -> None:
     Args:
         classes: the classes whose members a step may call.
     """
-    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-    from torch._dynamo import trace_rules
-
     package = Path(__file__).parent.parent
     traced = ("module", "compat")  # compat contains models of Lightning's demonstrations
     folders = [folder for folder in sorted(package.iterdir()) if folder.is_dir() and folder.name not in traced]
-    trace_rules.SKIP_DIRS.extend(f"{folder}/" for folder in folders)
-    trace_rules._recompile_re()
-    # Functions that these functions call are also left out, such as an optimizer's step and a metric's update.
-    left_out = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    torch_private.leave_folders_uncompiled(folders)
     for owner in {base for cls in classes for base in cls.__mro__ if base.__module__.startswith("drivetrain.")}:
         for name, member in vars(owner).items():
             function: Any = member.fget if isinstance(member, property) else member
             if name not in _TRACED and not name.startswith("_") and hasattr(function, "__code__"):
-                set_code_exec_strategy(function.__code__, left_out)
-                function._torchdynamo_disable = True  # torch's own decorators mark a function in this way
+                # also leaves out what it calls, such as an optimizer's step and a metric's update
+                torch_private.leave_uncompiled(function)
 
 
 # ---- names in state dicts --------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from drivetrain.base.torch_private import PARTS_OF_SPARSE
 from drivetrain.errors import NotSupportedError
 
 ROW = 1 << 14
@@ -16,7 +17,7 @@ _AT_ONCE = 1 << 20  # values that are widened to 64 bits at a time
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 _HOST = torch.device("cpu")
 _INDICES = {  # by layout, the members that hold the places of a sparse tensor's values
-    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_coo: PARTS_OF_SPARSE,
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
     torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
     torch.sparse_csc: ("ccol_indices", "row_indices", "values"),

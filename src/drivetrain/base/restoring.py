@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.base.torch_private import schedulers_in
+from drivetrain.base.torch_private import LAST_RATES, SCHEDULERS, schedulers_in
 from drivetrain.errors import CheckpointError, CheckpointMismatchError, DrivetrainError, shown
 
 _LARGEST = 2**63
@@ -352,7 +352,7 @@ def load_states(
             load(part, state)
 
 
-_BY_GROUP = frozenset({"base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs"})
+_BY_GROUP = frozenset({"base_lrs", LAST_RATES, "lr_lambdas", "max_lrs", "min_lrs"})
 _OF_OLDER_TORCH = frozenset({"verbose"})  # entries that present schedulers do not have
 
 
@@ -409,8 +409,8 @@ def check_scheduler_state(state: Any, scheduler: Any, place: str = "") -> None:
             name = type(scheduler).__name__
             raise WrongForm(f"{place}[{shown(key)}]", f"is no entry of a {name}: another scheduler has saved this")
     check_form(state, own, place)
-    for index, (part, saved) in enumerate(zip(schedulers_in(scheduler), state.get("_schedulers", ()), strict=False)):
-        check_scheduler_state(saved, part, f"{place}['_schedulers'][{index}]")
+    for index, (part, saved) in enumerate(zip(schedulers_in(scheduler), state.get(SCHEDULERS, ()), strict=False)):
+        check_scheduler_state(saved, part, f"{place}[{SCHEDULERS!r}][{index}]")
 
 
 # ---- random states ---------------------------------------------------------------------------------------------------

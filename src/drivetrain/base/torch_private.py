@@ -1,49 +1,363 @@
-"""Private names of torch that several files need, each with what it is for: no other file spells them.
+"""The private names of torch that drivetrain uses, each with what it is for: no other file spells one.
 
-A private name that one file alone needs is spelt there. ``tests/test_torch_names.py`` lists both kinds, and checks that
-the installed torch has them.
+Any release of torch may rename or remove them. Where one is missing, only what it is for stops working:
+
+- ``torch_private.txt`` has the names in torch's modules. Each is looked up when it is first used, and kept. Without it,
+  drivetrain uses what ``_ORDINARY`` has for it; else the error names the feature.
+- The functions below read the attributes of objects. Without one, they return the default that they name; else the
+  error names the attribute.
+
+``tests/test_torch_names.py`` names those that the installed torch lacks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, MutableMapping, Sequence
-from typing import Any
+import importlib
+import sys
+from collections.abc import Callable, Iterable
+from operator import attrgetter, methodcaller
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
-from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
-from torch.utils._pytree import tree_map
+from torch import Tensor, nn
 
-from drivetrain.base.packages import c10d
+from drivetrain.base.lazy import Later
+from drivetrain.errors import MissingAttributeError
 
-__all__ = ["BatchNorm", "DispatchMode", "tree_map"]
+if TYPE_CHECKING:
+    from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+    from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
+    from torch.utils._pytree import tree_map
 
-without_torch_function = torch._C.DisableTorchFunction
-"""Context in which subclasses of Tensor, and function modes, do not see torch's functions."""
+__all__ = ["BatchNorm", "DispatchMode", "tree_map"]  # those with types; the others are Any
 
-# One kernel for all tensors of a list.
-foreach_add_, foreach_copy_, foreach_div_ = torch._foreach_add_, torch._foreach_copy_, torch._foreach_div_
-foreach_mul_, foreach_sub = torch._foreach_mul_, torch._foreach_sub
+
+def _rows() -> dict[str, tuple[str, str]]:
+    """Return by the name here: the module with the name in it, and what needs it."""
+    found, use = {}, ""
+    for line in Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            use = line[1:-1]
+        elif line[:1].isalpha():
+            name, _, path = line.partition(" = ")
+            found[name] = path, use
+    return found
+
+
+_PATHS = _rows()
+_ORDINARY: dict[str, Any] = {
+    "AnyPass": (),  # no class: an iterator of torch's is iterated as any other, and ends its workers when it is freed
+    "PassOfWorkers": (),
+    "BatchNorm": nn.BatchNorm1d.__base__,  # the same class, whatever its name
+    "Fetcher": object,  # torch iterates the loader
+    "PassOfThisProcess": object,
+    "can_move_in_place": lambda *_: False,  # the model is moved before it is sharded
+    "collate_functions": {None: ""},  # samples are fetched one by one
+    "cpp_compiler": lambda: None,  # torch's own error says that there is none
+    "foreign_device_type": lambda: "privateuseone",  # the name without a backend
+    "is_view": lambda _: True,  # the value is copied
+    "list_backends": lambda _: ["inductor", "eager", "aot_eager"],
+    "list_modes": lambda: ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
+    "newest_node": None,  # operations of a backward pass have no line
+    "running_node": None,
+}
+"""What stands for a name that torch lacks."""
+
+_own: Any = sys.modules[__name__]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PATHS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home, attribute = where(name)
+    if hasattr(home, attribute):
+        found = getattr(home, attribute)
+    elif name in _ORDINARY:
+        found = _ORDINARY[name]
+    else:
+        path, use = _PATHS[name][0].replace(":", "."), _PATHS[name][1]
+        error = MissingAttributeError(
+            f"{use} needs {path}, and torch {torch.__version__} has no such name. Install a torch with which "
+            "drivetrain was tested: docs/release.md lists them."
+        )
+        error.name = path
+        raise error
+    globals()[name] = found
+    return found
+
+
+def where(name: str) -> tuple[Any, str]:
+    """Return the object of torch that has the attribute with this name here, and the attribute; for replacing it."""
+    module, _, path = _PATHS[name][0].partition(":")
+    *owners, attribute = path.split(".")
+    try:
+        home: Any = importlib.import_module(module)
+        for owner in owners:
+            home = getattr(home, owner)
+    except (ImportError, AttributeError):
+        home = None
+    return home, attribute
+
+
+def _read(name: str, default: Any) -> Callable[[Any], Any]:
+    return lambda owner: getattr(owner, name, default)
+
+
+# ---- devices ---------------------------------------------------------------------------------------------------------
+
+
+def function_of_device(kind: str, name: str) -> Any:
+    """Return a function of torch for one type of device, such as "releasePool"; ``None``: torch has none for it."""
+    return getattr(torch._C, f"_{kind}_{name}", None)
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------
+
+version_of = attrgetter("_version")  # grows with each change in place; a RuntimeError for tensors of inference mode
+hooks_of = attrgetter("_backward_hooks")  # the hooks on a tensor's gradient, or None
+storage_key = attrgetter("_cdata")  # of a storage: the same number for all its Python objects
+storage_inside = attrgetter("_untyped_storage")  # of a TypedStorage
+schema_of = attrgetter("_schema")  # of an operation: it names the arguments, and those that are written
+operation_name = attrgetter("_opname")  # of an operation, without its namespace
+overloads_of = attrgetter("_overloadpacket")  # of an operation: with all that differ in their arguments only
+PARTS_OF_SPARSE = "_indices", "_values"  # methods of tensors in COO layout, also before they are coalesced
+name_of_storage = methodcaller("_pickle_storage_type")  # of a TypedStorage, in pickles: such as "FloatStorage"
+number_of_node = methodcaller("_sequence_nr")  # of a node of the autograd graph, in the order of the forward pass
+hooks_on_accumulation = _read("_post_accumulate_grad_hooks", None)  # of a parameter
+READS_A_COUNT = "_get_value"  # the function in which optimizers read their count of steps
+
+
+def gradient_facts(tensors: Iterable[Any]) -> list[Any]:
+    """Return of each tensor its address, whether it needs a gradient, and the hooks on that."""
+    return [
+        (each.data_ptr(), each.requires_grad, each._backward_hooks, each._post_accumulate_grad_hooks)
+        for each in tensors
+    ]
+
+
+# ---- what watches a step ---------------------------------------------------------------------------------------------
+
+RUN_ENGINE = "_engine_run_backward"
+"""The function of ``torch.autograd`` through which every backward pass calls the engine."""
+
+
+def watching() -> Callable[[], Any]:
+    """Return a function that tells whether something is active now that sees operations, or the saved tensors.
+
+    Raises:
+        ImportError, AttributeError: torch lacks one of the names; a step then makes public calls.
+    """
+    dispatch_modes, function_modes, is_profiling = (
+        _own.count_dispatch_modes,
+        _own.count_function_modes,
+        _own.is_profiling,
+    )
+    is_transforming, saved, is_anomaly_enabled = _own.is_transforming, _own.top_saved_hooks, torch.is_anomaly_enabled
+    compiled: Any = importlib.import_module("torch._dynamo.compiled_autograd")
+    compiled.compiled_autograd_enabled  # noqa: B018  # raises where torch lacks it
+
+    def is_watched() -> Any:
+        return (
+            dispatch_modes()
+            or function_modes()
+            or is_transforming()
+            or is_profiling()
+            or is_anomaly_enabled()
+            or saved(True) is not None
+            or compiled.compiled_autograd_enabled
+        )
+
+    return is_watched
+
+
+# ---- modules ---------------------------------------------------------------------------------------------------------
+
+own_parameters = attrgetter("_parameters")  # of a module, by name; None for one that was registered as None
+own_buffers = attrgetter("_buffers")
+own_modules = attrgetter("_modules")
+non_persistent_buffers = attrgetter("_non_persistent_buffers_set")  # the names of buffers that no state dict has
+hooks_before_loading = attrgetter("_load_state_dict_pre_hooks")  # they may rename entries of a state dict
+compiled_call = attrgetter("_compiled_call_impl")  # of a module; None: it was not compiled in place
+uncompiled_call = attrgetter("_call_impl")  # of a module: the call with its hooks, also if it was compiled
+PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
+STORES = (PARAMETERS, BUFFERS, "_non_persistent_buffers_set", MODULES)
+"""The attributes in which a module keeps these; torch sets them in ``nn.Module.__init__``."""
+COMPILED_CALL = "_compiled_call_impl"
+"""The attribute of a module that was compiled in place: what its calls run."""
+WRAPPED = "_orig_mod"
+"""The name of the module inside of one that ``torch.compile`` has returned; so parameters' names begin, too."""
+APPLY = "_apply"
+"""The method through which a module replaces its tensors, as in ``to`` and ``half``."""
+
+
+def apply(module: nn.Module, change: Callable[..., Any], recurse: bool = True) -> None:
+    """Replace each tensor of a module as ``nn.Module.half`` does."""
+    getattr(module, APPLY)(change, recurse)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a hook runs around the module's forward or backward pass."""
+    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
+
+
+def copy_hooks(old: nn.Module, new: nn.Module) -> None:
+    """Register the forward and backward hooks of ``old`` with ``new``."""
+    for name, value in vars(old).items():
+        if name.startswith(("_forward_", "_backward_")) and "hooks" in name and value:
+            getattr(new, name).update(value)
+    new._is_full_backward_hook = old._is_full_backward_hook
+
+
+def replica_of(module: nn.Module) -> nn.Module:
+    """Return a copy of a module, without its children, that DataParallel would run on another device."""
+    copy: nn.Module = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]  # torch has no types for it
+    vars(copy).pop(COMPILED_CALL, None)  # a compiled call would run the original module
+    return copy
+
+
+def list_weights_of_rnn(module: nn.Module) -> None:
+    """Let an RNN, which also keeps its parameters in a list, use those that it has now."""
+    own = vars(module)
+    if "_flat_weights_names" in own:
+        own["_flat_weights"] = [getattr(module, name, None) for name in own["_flat_weights_names"]]
+
+
+def check_input(layer: Any, given: Tensor) -> None:
+    """Raise what a batch norm raises for an input whose number of dimensions does not fit."""
+    layer._check_input_dim(given)
+
+
+def input_check_of_sync_batch_norm() -> dict[str, Any]:
+    """Return the check of ``nn.SyncBatchNorm`` as a member for another class of batch norms."""
+    return {"_check_input_dim": nn.SyncBatchNorm._check_input_dim}
+
+
+# ---- torch.compile ---------------------------------------------------------------------------------------------------
+
+DYNAMO = "torch._dynamo"
+"""The package of torch that compiles; it is slow to import, so that whoever only asks looks into ``sys.modules``."""
+
+_rules: Any = Later("torch._dynamo.trace_rules")
+_inlining: Any = Later("torch._dynamo.external_utils")
+_frames: Any = Later("torch._C._dynamo.eval_frame")
+
+
+def module_inside(module: Any) -> Any:
+    """Return the module inside of one that ``torch.compile`` has returned; ``None`` for any other object."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return module._orig_mod if dynamo is not None and isinstance(module, dynamo.OptimizedModule) else None
+
+
+def compiled_by(context: Any, module: nn.Module, function: Any) -> Any:
+    """Return ``function``, which runs ``module``, compiled by ``context`` as ``module.compile()`` does."""
+    if _rules.check(module.forward):  # torch's own modules, whose frames are not compiled separately
+        function = _inlining.wrap_inline(function)
+    return context(function)
+
+
+def set_compiled_call(module: nn.Module, call: Any) -> None:
+    """Set what calls of ``module`` run; ``None``: it runs uncompiled."""
+    module._compiled_call_impl = call
+
+
+def leave_folders_uncompiled(folders: Iterable[Any]) -> None:
+    """Let torch.compile compile no function that is defined in these folders."""
+    _rules.SKIP_DIRS.extend(f"{folder}/" for folder in folders)
+    _rules._recompile_re()
+
+
+def leave_uncompiled(function: Any) -> None:
+    """Let torch.compile compile neither ``function`` nor what it calls."""
+    skip = _frames._FrameAction.SKIP
+    _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(skip, skip))
+    function._torchdynamo_disable = True  # torch's own decorators mark a function in this way
+
+
+# ---- optimizers, schedulers, scalers ---------------------------------------------------------------------------------
+
+BEFORE_STEP, AFTER_STEP = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+"""The attributes of an optimizer that hold the hooks around its step."""
+STEPPED = "_opt_called"
+"""The attribute of an optimizer that a scheduler looks at before it warns that no step was made."""
+LAST_RATES, SCHEDULERS = "_last_lr", "_schedulers"
+"""Attributes of schedulers, which are in their states: the present rates, and the schedulers inside."""
+WATCHED = "_wrapped_by_lr_sched"
+"""The mark of a function that counts the steps for a scheduler, which otherwise warns."""
+SCALES_ITSELF = "_step_supports_amp_scaling"
+"""The attribute of optimizers whose kernel unscales the gradients, and skips steps itself."""
+UNSCALE = "_unscale_grads_"
+"""The method with which a GradScaler unscales the gradients of an optimizer."""
+GROWTH_TRACKER = "_growth_tracker"
+"""In the state of a GradScaler: how many steps the scale has not changed."""
+schedulers_in = _read(SCHEDULERS, ())  # of a SequentialLR or a ChainedScheduler; none for others
+class_in_shards = _read("_optim_constructor", None)  # of a ZeroRedundancyOptimizer: the class of optimizers
+states_of_scaler = _read("_per_optimizer_states", {})  # since the last update; nothing if the scaler is disabled
+scale_of = _read("_scale", None)  # of a GradScaler; None before its first loss
+
+
+def mark_as_stepped(optimizer: Any) -> None:
+    """Let torch's schedulers know of a step that was not made by ``optimizer.step``; otherwise they warn."""
+    vars(optimizer)[STEPPED] = True
+
+
+def expect_no_graph(optimizer: Any) -> None:
+    """Keep an optimizer with ``capturable=True`` from warning of a step that no graph records."""
+    vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True
+
+
+def update_scale(scaler: Any, overflow: bool) -> None:
+    """Change the scale of a GradScaler after a step, as its own ``update`` does."""
+    if (scale := scale_of(scaler)) is not None and scaler.is_enabled():
+        found = torch.full((), float(overflow), device=scale.device)
+        options = scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
+        _own.update_scale_(scale, scaler._growth_tracker, found, *options)
+
+
+# ---- loaders ---------------------------------------------------------------------------------------------------------
+
+ITERATOR, GET_ITERATOR = "_iterator", "_get_iterator"
+"""Of a DataLoader: the iterator with persistent workers, and the method that makes one."""
+kept_iterator = _read(ITERATOR, None)  # None without persistent workers, and for other loaders
+NUMBER_OF_DRAWS = "_num_samples"  # of a RandomSampler; None: as many as its data source has
+
+
+def keep_iterator(loader: Any, iterator: Any) -> None:
+    """Set the iterator that the next pass of a DataLoader uses; workers of one that is dropped end."""
+    loader._iterator = iterator
+
+
+def end_workers(iterator: Any) -> None:
+    """End the workers of a DataLoader's iterator, also those that hang."""
+    iterator._shutdown_workers()
+    for worker in iterator._workers:
+        worker.kill()  # a hanging worker has not received the request to end
+
+
+def methods_of_a_pass() -> tuple[tuple[type, str], ...]:
+    """Return torch's methods, as class and name, that run in a pass of a DataLoader without workers."""
+    loader = torch.utils.data.DataLoader
+    names = ("__init__", "__next__", "_next_data", "_next_index")
+    first = ((loader, "__iter__"), (loader, GET_ITERATOR), (_own.Fetcher, "fetch"))
+    return (*first, *((_own.PassOfThisProcess, name) for name in names))
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------
 
+_c10d: Any = Later("torch._C._distributed_c10d")
+_ddp: Any = Later("torch.nn.parallel.distributed")
+_dist: Any = Later("torch.distributed")
+names_ignored_by_ddp = _read("_ddp_params_and_buffers_to_ignore", ())  # of a module; a program has named the tensors
+comm_hooks_of = attrgetter("_comm_hooks")  # of a DistributedDataParallel: the list to which it adds them
+sync_buffers = methodcaller("_sync_buffers")  # of a DistributedDataParallel: broadcast rank 0's
+make_static = methodcaller("_set_static_graph")  # of a DistributedDataParallel: the next passes use equal parameters
+FUNCTIONS_OF_DDP = "_ddp_init_helper", "_pre_forward"  # in which it allocates its buckets
 
-def signal_at_parents_end(number: int) -> None:
-    """Let the system send this process a signal when its parent process ends; on Linux."""
-    torch.multiprocessing._prctl_pr_set_pdeathsig(number)  # type: ignore[attr-defined]  # no types
 
-
-def default_store() -> Any:
-    """Return the store over which the processes of the job have met."""
-    return c10d._get_default_store()
-
-
-def names_ignored_by_ddp(module: nn.Module) -> Collection[str]:
-    """Return the names of tensors that a program has told DistributedDataParallel not to synchronise."""
-    found: Collection[str] = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-    return found
+def flight_records() -> list[bytes]:
+    """Return the traces of torch's Flight Recorder, as JSON: of all collectives, and in a build with NCCL, of these."""
+    names = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+    return [dump() for name in names if (dump := getattr(_c10d, name, None)) is not None]
 
 
 def rebuild_buckets(model: nn.parallel.DistributedDataParallel) -> None:
@@ -51,50 +365,65 @@ def rebuild_buckets(model: nn.parallel.DistributedDataParallel) -> None:
     model.reducer._rebuild_buckets()
 
 
-# ---- optimizers ------------------------------------------------------------------------------------------------------
+def exchange_after_first_pass(model: Any) -> None:
+    """Let DDP with a static graph exchange all gradients at the end of its first pass, as its forward pass asks for."""
+    if model.static_graph and not model._static_graph_delay_allreduce_enqueued:
+        model._static_graph_delay_allreduce_enqueued = True
+        model.reducer._delay_all_reduce()
 
 
-def schedulers_in(scheduler: Any) -> Sequence[Any]:
-    """Return the schedulers that a SequentialLR or a ChainedScheduler contains; none for others."""
-    found: Sequence[Any] = getattr(scheduler, "_schedulers", ())
-    return found
+def start_ddp_alone() -> None:
+    """Let DDP, in this process, compare and broadcast nothing when it wraps a model."""
+    _ddp._verify_param_shape_across_processes = lambda *args, **options: True
+    _ddp._sync_module_states = lambda *args, **options: None
+    _dist.Reducer._rebuild_buckets = lambda reducer: False
 
 
-def mark_as_stepped(optimizer: Any) -> None:
-    """Let torch's schedulers know of a step that was not made by ``optimizer.step``; otherwise they warn."""
-    optimizer._opt_called = True
+# ---- FSDP2 -----------------------------------------------------------------------------------------------------------
+
+TRAINING_STATE = "_training_state"  # of a group of parameters: in which part of a step it is
+place_of = attrgetter("_module_info")  # of a sharded parameter: its module, and its name there
+shape_of = attrgetter("_orig_size")  # of a sharded parameter, when it is gathered
+gathered_of = _read("_unsharded_param", None)  # of a sharded parameter; None: it was never gathered
+FSDP_STATE = "_get_fsdp_state"  # a method that a module has from ``fully_shard`` on
+CLASSES_OF_POLICY, FUNCTION_OF_POLICY = "_module_classes", "_lambda_fn"  # of ModuleWrapPolicy, and of CustomPolicy
+RESHARDING = "_to_sharded", "_to_sharded_post_forward"  # the methods with which a group frees what it has gathered
 
 
-def states_of_scaler(scaler: Any) -> MutableMapping[int, dict[str, Any]]:
-    """Return what a GradScaler has noted of each optimizer since its last update; nothing if it is disabled."""
-    found: MutableMapping[int, dict[str, Any]] = getattr(scaler, "_per_optimizer_states", {})
-    return found
+def fsdp_groups(module: Any) -> list[Any]:
+    """Return torch's groups of parameters that ``module``, an ``FSDPModule``, gathers together."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)  # torch before 2.12 has a single group
+    return [each for each in ([state._fsdp_param_group] if groups is None else groups) if each is not None]
 
 
-# ---- tensors, modules, loaders ---------------------------------------------------------------------------------------
+def prepare_passes(root: Any) -> None:
+    """Let FSDP do now what it does before its first forward pass."""
+    root._get_fsdp_state()._lazy_init()
 
 
-def storage_key(storage: Any) -> int:
-    """Return a number that is the same for all Python objects of one storage."""
-    key: int = storage._cdata
-    return key
+def end_backward(root: Any) -> None:
+    """Let FSDP do what it does after a backward pass: reduce the gradients of each group, and shard it again."""
+    root._get_fsdp_state()._root_post_backward_final_callback()
 
 
-def schema_of(operation: Any) -> Any:
-    """Return the schema of an operation, which names its arguments and those that it writes to."""
-    return operation._schema
+_ring: Any = Later("torch.distributed.tensor.experimental._attention")
 
 
-def non_persistent_buffers(module: nn.Module) -> Collection[str]:
-    """Return the names of the module's own buffers that are not in its ``state_dict``."""
-    return module._non_persistent_buffers_set
+def keep_order_in_ring() -> None:
+    """Let torch's ring attention keep the parts of a sequence in the order of the ranks."""
+    _ring._cp_options.enable_load_balance = False
 
 
-def kept_iterator(loader: Any) -> Any:
-    """Return the iterator with the persistent workers of a DataLoader; ``None`` without them, and for other loaders."""
-    return getattr(loader, "_iterator", None)
+# ---- pickles ---------------------------------------------------------------------------------------------------------
+
+FUNCTIONS_IN_C = "torch._C._nn"
+"""The module that a pickle names for functions of ``torch.nn.functional`` that are written in C."""
+
+_unpickler: Any = Later("torch._weights_only_unpickler")
 
 
-def keep_iterator(loader: Any, iterator: Any) -> None:
-    """Set the iterator that the next pass of a DataLoader uses; workers of one that is dropped end."""
-    loader._iterator = iterator
+def allowed_in_pickles() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what ``torch.load(weights_only=True)`` accepts, by name: all of it, and what the program has added."""
+    users: dict[str, Any] = _unpickler._get_user_allowed_globals()
+    return {**_unpickler._get_allowed_globals(), **users}, users

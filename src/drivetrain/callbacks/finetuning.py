@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import entry, expect, number
-from drivetrain.base.torch_private import BatchNorm, schedulers_in
+from drivetrain.base.torch_private import LAST_RATES, BatchNorm, own_buffers, own_parameters, schedulers_in
 from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.engine.wrappers import unwrapped
 from drivetrain.errors import CheckpointError, MissingAttributeError, check_count, is_number, wrong_value
@@ -74,7 +74,7 @@ class BaseFinetuning(Callback):
         return [
             each
             for each in dict.fromkeys(found)
-            if each._parameters or each._buffers or next(each.children(), None) is None
+            if own_parameters(each) or own_buffers(each) or next(each.children(), None) is None
         ]
 
     @staticmethod
@@ -396,7 +396,7 @@ def _extend(scheduler: Any, optimizer: Optimizer, before: int, ratio: float) -> 
         _extend(inner, optimizer, before, ratio)
     if unwrapped(getattr(scheduler, "optimizer", None)) is not optimizer:
         return
-    for name in ("base_lrs", "max_lrs", "min_lrs", "_last_lr", "lr_lambdas"):
+    for name in ("base_lrs", "max_lrs", "min_lrs", LAST_RATES, "lr_lambdas"):
         values = getattr(scheduler, name, None)
         if isinstance(values, list) and len(values) == before:
             values.append(values[0] if name == "lr_lambdas" else values[0] * ratio)

@@ -19,6 +19,7 @@ from drivetrain.base import notebook
 from drivetrain.base.introspect import overrides
 from drivetrain.base.packages import flop_counter
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.torch_private import DYNAMO
 from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError, check_count
 from drivetrain.module.export import example_pass
@@ -327,7 +328,7 @@ def _plain() -> Iterator[None]:
     """Context in which every submodule runs without compilation or fusion, so that hooks see it."""
     fused = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # something may be compiled; importing it only for this check would be slow
+        if DYNAMO in sys.modules:  # something may be compiled; importing it only for this check would be slow
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "Using `torch.compile")  # caused by the counter's hooks, and harmless

@@ -12,6 +12,7 @@ from torch.nn.utils import prune
 
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import entry
+from drivetrain.base.torch_private import own_buffers, own_parameters
 from drivetrain.base.tree import is_dtensor
 from drivetrain.callback import KeepsWeights, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError, NotSupportedError, check_choice, is_count, is_number, wrong_value
@@ -132,7 +133,7 @@ class ModelPruning(KeepsWeights):
             if not (isinstance(place, Sequence) and len(place) == 2 and place[0] in known and _has_parameter(*place)):
                 expected = f"pairs of a module and a name, and {type(pl_module).__name__} has no such parameter"
                 raise wrong_value("ModelPruning", "parameters_to_prune", place, expected, '[(model.layer, "weight")]')
-        self._initial = [module._parameters[name].detach().clone() for module, name in places]  # type: ignore[union-attr]
+        self._initial = [own_parameters(module)[name].detach().clone() for module, name in places]
         total = sum(each.numel() for each in self._initial)
         if is_count(self.amount) and int(self.amount) > total:  # type: ignore[arg-type]
             raise ConfigurationError(
@@ -286,7 +287,7 @@ def _place_of(module: nn.Module, name: str) -> Place:
 
 def _has_parameter(module: nn.Module, name: str) -> bool:
     """Whether ``name`` is a parameter of ``module``, and not computed from one."""
-    return isinstance(module._parameters.get(name), nn.Parameter)
+    return isinstance(own_parameters(module).get(name), nn.Parameter)
 
 
 def _counts(place: Place) -> tuple[int, int]:
@@ -297,6 +298,6 @@ def _counts(place: Place) -> tuple[int, int]:
 
 
 def _make_plain(module: nn.Module) -> None:
-    for name in [key.removesuffix("_orig") for key in module._parameters if key.endswith("_orig")]:
-        if f"{name}_mask" in module._buffers:
+    for name in [key.removesuffix("_orig") for key in own_parameters(module) if key.endswith("_orig")]:
+        if f"{name}_mask" in own_buffers(module):
             prune.remove(module, name)  # type: ignore[no-untyped-call]

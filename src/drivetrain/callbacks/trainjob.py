@@ -6,8 +6,11 @@ import http.client
 import json
 import math
 import os
+import re
+import socket
 import ssl
 import threading
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ the token, which Kubernetes replaces about every hour.
 """
 
 _CA_CERT, _TOKEN = "KUBEFLOW_TRAINER_SERVER_CA_CERT", "KUBEFLOW_TRAINER_SERVER_TOKEN"
+_LINE = 1000  # bytes of an answer that are looked at
 
 
 class TrainJobStatus(Callback):
@@ -140,13 +144,33 @@ class _Reporter(threading.Thread):
         if _TOKEN not in os.environ:
             raise ValueError(f"{_TOKEN} is not set")
         token = Path(os.environ[_TOKEN]).read_text().strip()
+        if not token.isascii() or not token.isprintable():  # otherwise http.client raises an error that shows it
+            raise ValueError(f"the file {os.environ[_TOKEN]}, which {_TOKEN} names, holds no token")
         context = ssl.create_default_context(cafile=os.environ.get(_CA_CERT))
-        connection = http.client.HTTPSConnection(url.hostname, url.port, timeout=self._timeout_s, context=context)
+        port = url.port or http.client.HTTPS_PORT  # without one, http.client looks for it in an IPv6 address
+        connection = http.client.HTTPSConnection(url.hostname, port, timeout=self._timeout_s, context=context)
         try:  # unlike urllib.request, it follows no redirection, which could send the token elsewhere
             head = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             connection.request("POST", url.path, body, head)
-            answer = connection.getresponse()
-            if answer.status >= http.HTTPStatus.MULTIPLE_CHOICES:
-                raise OSError(f"the server answered {answer.status} {answer.reason}")
+            status = _status_of(connection.sock, self._timeout_s)
+            if status >= http.HTTPStatus.MULTIPLE_CHOICES:
+                raise OSError(f"the server answered {status} {http.client.responses.get(status, '')}")
         finally:
             connection.close()
+
+
+def _status_of(connection: socket.socket, timeout_s: float) -> int:
+    """Return the status in an answer's first line; the rest of the answer may be endless, and is not read.
+
+    Raises:
+        OSError: the line has not come in time, or is not HTTP.
+    """
+    deadline, line = time.monotonic() + timeout_s, b""
+    while b"\n" not in line and len(line) < _LINE:
+        connection.settimeout(max(deadline - time.monotonic(), 1e-3))  # for all of it, however slowly it comes
+        if not (more := connection.recv(_LINE)):
+            break
+        line += more
+    if (found := re.match(rb"HTTP/1\.[01] (\d{3})\b", line)) is None:
+        raise OSError(f"the server answered {line[:40]!r}, which is not HTTP")
+    return int(found[1])

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from drivetrain.base import torch_private
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import COUNT, entry
-from drivetrain.base.torch_private import foreach_add_, foreach_copy_, foreach_div_, foreach_sub
+from drivetrain.base.torch_private import own_buffers, own_parameters
 from drivetrain.callback import KeepsWeights, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError, NotSupportedError, check_count, is_number, wrong_value
 from drivetrain.module.trainable import is_strict
@@ -177,7 +178,7 @@ class WeightAveraging(KeepsWeights):
             if averages[0].device != values[0].device:
                 values = [value.to(averages[0].device, non_blocking=False) for value in values]
             if self.n_averaged == 0:
-                foreach_copy_(averages, values)
+                torch_private.foreach_copy_(averages, values)
             elif self._avg_fn is not None:
                 number = torch.tensor(self.n_averaged)
                 for average, value in zip(averages, values, strict=True):
@@ -296,9 +297,9 @@ class EMAWeightAveraging(WeightAveraging):
 
 def _equal_weights(averages: list[Tensor], values: list[Tensor], n_averaged: Tensor) -> None:
     """Add ``values`` to averages with equal weights for all updates; torch's own function divides in float32."""
-    differences = foreach_sub(values, averages)
-    foreach_div_(differences, int(n_averaged) + 1)
-    foreach_add_(averages, differences)
+    differences = torch_private.foreach_sub(values, averages)
+    torch_private.foreach_div_(differences, int(n_averaged) + 1)
+    torch_private.foreach_add_(averages, differences)
 
 
 def _local_tensors(module: torch.nn.Module, buffers: bool) -> Iterator[Tensor]:
@@ -314,8 +315,8 @@ def _averaged_buffers(module: torch.nn.Module) -> list[Tensor]:
     masks = {
         id(buffer)
         for each in module.modules()
-        for name, buffer in each._buffers.items()
-        if name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in each._parameters
+        for name, buffer in own_buffers(each).items()
+        if name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in own_parameters(each)
     }
     return [
         each for each in module.buffers() if (each.is_floating_point() or each.is_complex()) and id(each) not in masks

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from drivetrain.base import torch_private
 from drivetrain.base.packages import fcntl
-from drivetrain.base.torch_private import foreach_copy_
 from drivetrain.checkpoints.unread import HOST
 from drivetrain.checkpoints.writer_process import ALIGNMENT, CONTROL
 
@@ -114,7 +114,7 @@ class Arena:
         copies, tensors = map(list, zip(*pairs, strict=True))
         pinned = self._unpin is not None
         with torch.no_grad():
-            foreach_copy_(copies, tensors, non_blocking=pinned)
+            torch_private.foreach_copy_(copies, tensors, non_blocking=pinned)
         for device in {tensor.device for tensor in tensors} - {HOST} if pinned else ():
             self._copying.append(event := torch.Event(device))
             event.record(torch.accelerator.current_stream(device))

@@ -11,7 +11,8 @@ from typing import IO, Any
 
 import torch
 
-from drivetrain.base.torch_private import storage_key
+from drivetrain.base import torch_private
+from drivetrain.base.torch_private import hooks_of, name_of_storage, storage_inside, storage_key
 from drivetrain.checkpoints.unread import UnreadTensor
 
 
@@ -67,7 +68,7 @@ def write_unread(value: Any, stream: IO[bytes]) -> None:
         RuntimeError, OSError, pickle.PickleError, AttributeError, TypeError: as in :func:`write`.
     """
     structure, sources = pickled(value)
-    writer = torch._C.PyTorchFileWriter(stream, True, _ALIGNMENT)  # True: with checksums
+    writer = torch_private.Writer(stream, True, _ALIGNMENT)  # True: with checksums
     try:
         for name, content in (("data.pkl", structure), ("byteorder", sys.byteorder.encode())):
             writer.write_record(name, content, len(content))
@@ -140,14 +141,14 @@ class _UnreadPickler(_Pickler):
         is_typed = isinstance(kind, torch.storage.TypedStorage)
         if not is_typed and not torch.is_storage(kind):
             return None
-        source = obj.source if is_pending else obj._untyped_storage if is_typed else obj
+        source = obj.source if is_pending else storage_inside(obj) if is_typed else obj
         is_unread = isinstance(source, UnreadTensor)
         key = self._keys.setdefault(id(source) if is_unread else storage_key(source), count := str(len(self.sources)))
         if key is count:
             self.sources.append(source)
         size = source.nbytes if is_unread else source.nbytes()
         if is_typed:
-            return "storage", getattr(torch, kind._pickle_storage_type()), key, "cpu", size // kind.dtype.itemsize
+            return "storage", getattr(torch, name_of_storage(kind)), key, "cpu", size // kind.dtype.itemsize
         return "storage", torch.UntypedStorage, key, "cpu", size
 
 
@@ -156,4 +157,4 @@ def _is_plain(value: Any) -> bool:
     if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
         return False
     special = value.requires_grad or value.is_quantized or value.is_nested or value.is_conj() or value.is_neg()
-    return not special and not value.__dict__ and not value._backward_hooks
+    return not special and not value.__dict__ and not hooks_of(value)

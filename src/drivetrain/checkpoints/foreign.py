@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import torch
-from torch import _weights_only_unpickler as torch_allows  # private, but the only source of torch's allow-list
 
+from drivetrain.base import torch_private
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import CheckpointError
 
@@ -175,7 +175,7 @@ def _container(source: Path | IO[bytes]) -> Any:
         raise ValueError("it is in no format of torch")
     # As an open file, because torch accepts only UTF-8 paths.
     with _stream(source) as stream:
-        records = torch._C.PyTorchFileReader(stream).get_all_records()
+        records = torch_private.Reader(stream).get_all_records()
         stream.seek(0)
     if "constants.pkl" in records:
         raise ValueError("it is a TorchScript archive, which torch.load would run")
@@ -214,8 +214,7 @@ class _Unpickler(pickle._Unpickler):  # Python's own implementation in Python; t
 
     def __init__(self, file: Any, **options: Any) -> None:
         super().__init__(file, encoding="latin1")
-        users = torch_allows._get_user_allowed_globals()  # type: ignore[no-untyped-call]
-        allowed = {**torch_allows._get_allowed_globals(), **users}
+        allowed, users = torch_private.allowed_in_pickles()
         self._objects = allowed | _STAND_INS
         self._callable = {id(value) for value in allowed.values()}
         self._buildable = [value for value in users.values() if isinstance(value, type)]

@@ -6,13 +6,15 @@ import sys
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
+from drivetrain.base.torch_private import FUNCTIONS_IN_C
+
 # Libraries may call a class that a checkpoint names with arguments from the same checkpoint: optimizer_cls(**kwargs).
 # With subprocess.Popen as the class, the file would run a program. Of these packages, which contain such classes and
 # functions and are always available, only the modules below are allowed.
 _CLOSED = frozenset({*sys.stdlib_module_names, "drivetrain", "numpy", "torch"})
 _OPEN_MODULES = (
     "cmath", "collections", "datetime", "decimal", "fractions", "math", "pathlib", "uuid",
-    "torch._C._nn", "torch.distributions", "torch.nn", "torch.optim",
+    FUNCTIONS_IN_C, "torch.distributions", "torch.nn", "torch.optim",
     "torch.utils.data.dataloader", "torch.utils.data.dataset", "torch.utils.data.sampler",
 )  # fmt: skip
 _OPEN_NAMES = frozenset(

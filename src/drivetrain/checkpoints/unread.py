@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drivetrain.base.torch_private import tree_map
+from drivetrain.base import torch_private
 
 HOST = torch.device("cpu")
 
@@ -19,7 +19,7 @@ class UnreadTensor(Tensor):
 
     @staticmethod
     def __new__(cls, shape: Sequence[int], dtype: torch.dtype, *_: Any) -> UnreadTensor:
-        return Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=HOST)
+        return torch_private.make_wrapper(cls, tuple(shape), dtype=dtype, device=HOST)
 
     def __init__(self, *_: Any) -> None:
         """Do nothing: a subclass sets its attributes."""
@@ -30,7 +30,7 @@ class UnreadTensor(Tensor):
         def whole(value: Any) -> Any:
             return value.whole() if isinstance(value, UnreadTensor) else value
 
-        return func(*tree_map(whole, args), **tree_map(whole, kwargs or {}))
+        return func(*torch_private.tree_map(whole, args), **torch_private.tree_map(whole, kwargs or {}))
 
     def __deepcopy__(self, memo: Any) -> Tensor:
         return self.whole()

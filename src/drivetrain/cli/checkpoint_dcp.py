@@ -18,6 +18,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from drivetrain.base import torch_private
 from drivetrain.base.packages import dcp, dcp_api, dcp_files, dcp_saver
 from drivetrain.base.restoring import problem_of, restoring
 from drivetrain.checkpoints import json_tree
@@ -134,7 +135,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[Path]]:
 def _metadata(path: Path) -> Any:
     classes = [
         dcp.Metadata, dcp.TensorStorageMetadata, dcp.BytesStorageMetadata, dcp.ChunkStorageMetadata, dcp.MetadataIndex,
-        dcp.TensorProperties, dcp.StorageMeta, dcp._MEM_FORMAT_ENCODING, dcp_files._StorageInfo,
+        dcp.TensorProperties, dcp.StorageMeta, torch_private.MemoryFormat, torch_private.StorageInfo,
     ]  # fmt: skip
     with open(path / _METADATA, "rb") as stream:
         found = read_pickle(stream, classes, str(path / _METADATA))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from drivetrain.base import files
 from drivetrain.base.compat_door import in_our_layout
-from drivetrain.base.restoring import expect, restoring
+from drivetrain.base.restoring import entry, expect, restoring
 from drivetrain.checkpoints import sharded
 from drivetrain.checkpoints.file import entries
 from drivetrain.checkpoints.foreign import is_container, is_legacy, placeholders, read_objects
@@ -206,7 +206,8 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def size_of(found: Opened) -> int:
     """Return the bytes of the checkpoint's files, with the rank files that exist."""
-    beside = [rank_files.place_of(str(each.get("name")), found.path) for each in found.rank_files]
+    with restoring("rank_files"):
+        beside = [rank_files.place_of(entry(each, "name", str), found.path) for each in found.rank_files]
     return sum(map(os.path.getsize, found.files)) + sum(
         os.path.getsize(each) for each in beside if os.path.isfile(each)
     )

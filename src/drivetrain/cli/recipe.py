@@ -1,23 +1,31 @@
-"""The command ``drivetrain recipe``: the file with which a program is submitted to a cluster."""
+"""The command ``drivetrain recipe``: the file with which a program is submitted to a cluster, and its Dockerfile."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from drivetrain.base import yaml_text
+from drivetrain.base.lazy import Later
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # pods are called <name>-<index>, in at most 63 characters
-_FOLDER = re.compile(r"/[^\s:,\"'$`\\#\x00-\x1f]*")  # also a part of dstack's "path:path"
-_WORD = re.compile(r"[\w./:@-]+")
+_FOLDER = re.compile(r"/[^\s:,\"'$`\\#\x00-\x1f]+")  # also a part of dstack's "path:path"
+_WORD = re.compile(r"\w[\w./:@-]*")
 _TIME = re.compile(r"\d+(-\d+)?(:\d+){0,2}")
+_METADATA = Later("importlib.metadata")  # slow to import, and no help of a command needs it
+_APP = "/app"  # the program's folder in an image
 _RESTARTS = 10
 _PORT = 12910
+_LONGEST_SIGNAL_S = 65_535  # that SLURM can send before a job's end
 _STOP_TIMEOUT_S = 600  # the Trainer's default, whose import would take seconds
 
 
@@ -47,7 +55,9 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "--volume", type=_matching(_WORD, "a word"),
         help="trainjob, k8s: the volume claim of that folder (shared); sky: its bucket",
     )  # fmt: skip
-    made.add_argument("--image", type=_matching(_WORD, "a word"), help="trainjob, k8s, dstack: the container's image")
+    made.add_argument(
+        "--image", type=_matching(_WORD, "a word"), help="trainjob, k8s, dstack, docker: the container's image"
+    )
     made.add_argument(
         "--time",
         type=_matching(_TIME, "a time of SLURM, such as 1-00:00:00 or 30:00"),
@@ -75,9 +85,32 @@ def main(arguments: Sequence[str], prog: str = "drivetrain recipe") -> int:
     for word in (given.program, *own):
         if not word.isprintable() or "${{" in word:  # dstack replaces ${{ }}
             made.error(f"the argument {word!r} holds control characters or ${{{{. Let the program read it from a file.")
+    if problem := _problem(given):
+        made.error(problem)
     given.command = ["python", given.program, *own]
     print(_RECIPES[given.cluster](given), end="")
     return 0
+
+
+def _problem(given: argparse.Namespace) -> str:
+    """Return why the file would not work on its platform; "" if it would."""
+    if given.cluster == "slurm" and not given.stop_timeout < (_seconds(given.time) or math.inf):
+        return f"SLURM would ask the job to stop when it starts: --time={given.time} is no more than --stop-timeout."
+    if given.cluster == "slurm" and given.stop_timeout > _LONGEST_SIGNAL_S:
+        return f"SLURM sends a signal at most {_LONGEST_SIGNAL_S} s before the end: --stop-timeout={_LONGEST_SIGNAL_S}."
+    if given.cluster in ("docker", "sky") and os.path.normpath(given.program).startswith(".."):
+        return f"{given.cluster} copies this folder, in which {given.program!r} is not. Start the command beside it."
+    if given.cluster == "docker" and os.path.normpath(given.folder) == _APP:
+        return f"the image has the program in {_APP}, which a shared folder there would hide. Pass another --folder."
+    return ""
+
+
+def _seconds(time: str) -> int:
+    """Return the seconds of a time limit in one of SLURM's forms; 0 is no limit."""
+    days, _, rest = time.rpartition("-")
+    parts = rest.split(":")
+    units = (3600, 60, 1) if days or len(parts) == 3 else (60, 1)
+    return 86_400 * int(days or 0) + sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -134,15 +167,38 @@ def _slurm(given: argparse.Namespace) -> str:
     ])  # fmt: skip
 
 
+def _from_template(name: str, top: list[str], **words: object) -> str:
+    template = Path(__file__).with_name("templates").joinpath(name).read_text(encoding="utf-8")
+    return Template(template).substitute(words, top="\n".join(top))
+
+
+def _docker(given: argparse.Namespace) -> str:
+    image, folder = given.image or given.name, shlex.quote(given.folder)
+    devices = f"--cpus={given.devices}" if given.cpu else f"--gpus={given.devices}"
+    run = ["docker run --detach", f"--name={given.name}", devices, f"--stop-timeout={given.stop_timeout}",
+           f"--restart=on-failure:{_RESTARTS}", "--ipc=host", f"--volume={folder}:{folder}", image]  # fmt: skip
+    notes = (
+        "This folder needs the wheel of drivetrain, and requirements.txt with the program's other packages. The rest",
+        f"of it is copied to {_APP}, but for what .dockerignore names: write .git, .env and folders of runs there.",
+        f"The program runs as user 1000, who must be able to write in {given.folder}.",
+    )
+    top = [f"# Build it with: docker build --tag={image} --file=FILE .", *_top(given, " ".join(run), _devices(given))]
+    return _from_template(
+        "docker.txt", [*top, *(f"# {note}" for note in notes)], folder=folder, app=_APP,
+        python=".".join(map(str, sys.version_info[:2])), torch=_METADATA.version("torch").partition("+")[0],
+        index=" --index-url=https://download.pytorch.org/whl/cpu" if given.cpu else "",
+        command=json.dumps(["python", str(Path(_APP, given.program)), *given.command[2:]], ensure_ascii=False),
+    )  # fmt: skip
+
+
 def _ray(given: argparse.Namespace) -> str:
     variables = {"DRIVETRAIN_RESUME": "auto", "RAY_JOB_STOP_SIGNAL": "SIGTERM",
                  "RAY_JOB_STOP_WAIT_TIME_S": str(given.stop_timeout)}  # fmt: skip
     trainer = f'strategy="ddp_ray", num_nodes={given.nodes}, devices={given.devices}'
     notes = (f"The job is started again after a failure, up to {_RESTARTS} times, and resumes each time.",)
     top = _top(given, "RAY_API_SERVER_ADDRESS=http://HEAD:8265 python FILE", trainer, *notes)
-    template = Path(__file__).with_name("templates").joinpath("ray.txt").read_text(encoding="utf-8")
-    return Template(template).substitute(
-        top="\n".join(top), starts=_RESTARTS + 1, entrypoint=repr(_in_folder(given, given.command)),
+    return _from_template(
+        "ray.txt", top, starts=_RESTARTS + 1, entrypoint=repr(_in_folder(given, given.command)),
         variables="\n".join(f"            {name!r}: {value!r}," for name, value in variables.items()),
     )  # fmt: skip
 
@@ -268,4 +324,5 @@ def _trainjob(given: argparse.Namespace) -> str:
 
 _RECIPES: dict[str, Callable[[argparse.Namespace], str]] = {
     "slurm": _slurm, "trainjob": _trainjob, "ray": _ray, "sky": _sky, "dstack": _dstack, "k8s": _k8s,
+    "docker": _docker,
 }  # fmt: skip

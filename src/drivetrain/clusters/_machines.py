@@ -61,7 +61,7 @@ class MachinesEnvironment(LocalEnvironment, ABC):
         return nodes
 
     def _reserved(self, name: str) -> int | None:
-        return self.number(name, 0) or None  # 0 on a machine without GPUs, which has its processors
+        return max(self.number(name, 0), 0) or None  # 0 on a machine without GPUs, which has its processors
 
     def _port_of_cluster(self) -> int:
         return DEFAULT_PORT  # the same on all machines, which cannot agree on a free one

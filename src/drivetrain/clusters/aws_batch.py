@@ -33,5 +33,6 @@ class AWSBatchEnvironment(MachinesEnvironment):
 
     def node_rank(self) -> int:
         """The index of this node, counted from the main node, which is 0."""
-        main = self.number("AWS_BATCH_JOB_MAIN_NODE_INDEX")
-        return (self.number("AWS_BATCH_JOB_NODE_INDEX") - main) % self.num_nodes()
+        own, nodes = self.number("AWS_BATCH_JOB_NODE_INDEX"), self.num_nodes()
+        counted = (own - self.number("AWS_BATCH_JOB_MAIN_NODE_INDEX")) % nodes
+        return counted if 0 <= own < nodes else own  # which validate_settings() refuses

@@ -157,6 +157,14 @@ class ClusterEnvironment:
         """Return the number of devices that the cluster has reserved on each machine; ``None``: it does not say."""
         return None
 
+    def devices_of_processes(self, count: int) -> list[int]:
+        """Return the number of each process's device, in the order of their local ranks, for ``devices="auto"``.
+
+        Args:
+            count: how many devices this machine shows.
+        """
+        return list(range(count))
+
     def local_world_size(self, num_nodes: int) -> int:
         """Return the number of processes on this machine, of a cluster that has started them.
 
@@ -213,6 +221,11 @@ class ClusterEnvironment:
                 f"{size}, or start as many processes."
             )
         self._is_single_machine = num_nodes == 1
+        if not 0 <= (rank := self.global_rank()) < size:
+            raise ConfigurationError(
+                f"{type(self).__name__} says that this process has the rank {rank}, but ranks of {size} processes are "
+                f"0 to {size - 1}. Check the variables that the launcher has set."
+            )
 
     def validate_address(self) -> None:
         """Check that the main address can be resolved here; called before the rendezvous, which would hang.

@@ -50,8 +50,12 @@ class RayTrainEnvironment(ClusterEnvironment):
     def local_world_size(self, num_nodes: int) -> int:
         return self.number("LOCAL_WORLD_SIZE")
 
-    def reserved_devices(self) -> int | None:
-        return self.number("LOCAL_WORLD_SIZE")
+    def devices_of_processes(self, count: int) -> list[int]:
+        """Return the first device of each worker. Ray shows those of all workers of this machine, in the order of the
+        workers; each has equally many, or several share one.
+        """
+        workers = self.local_world_size(1)
+        return [rank * count // workers for rank in range(workers)]
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Check that there is one device for each worker on this machine.

@@ -49,9 +49,10 @@ class SLURMEnvironment(ClusterEnvironment):
         """Whether this is a task of a job. The method warns if ``srun`` is available but not used, or is used without
         effect.
 
-        A process that Open MPI's ``mpirun`` starts inside a job is not a task, although it inherits a task's variables.
+        A process that Open MPI's ``mpirun`` starts inside a job is not a task, although it inherits a task's variables;
+        neither is the program of a SkyPilot task, which SkyPilot starts once on each machine of a job.
         """
-        if "OMPI_COMM_WORLD_RANK" in environ:
+        if "OMPI_COMM_WORLD_RANK" in environ or _is_of_skypilot(environ):
             return False
         tasks, interactive = environ.get("SLURM_NTASKS"), environ.get("SLURM_JOB_NAME") in _INTERACTIVE
         by_hand = not _in_a_step(environ) and "LOCAL_RANK" not in environ
@@ -180,6 +181,13 @@ class SLURMEnvironment(ClusterEnvironment):
 def _in_a_step(environ: Mapping[str, str]) -> bool:
     """Whether ``srun`` has started this process; the second name is from older versions."""
     return "SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ
+
+
+def _is_of_skypilot(environ: Mapping[str, str]) -> bool:
+    """Whether the tasks of this step are SkyPilot's, one on each machine, and not those of an ``srun`` in its task."""
+    machines = len(environ.get("SKYPILOT_NODE_IPS", "").split())
+    sky = (str(machines), environ.get("SKYPILOT_NODE_RANK"))
+    return machines > 0 and sky == (environ.get("SLURM_NTASKS"), environ.get("SLURM_PROCID"))
 
 
 def first_node(nodes: str) -> str:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import Self
 
+from drivetrain.base import torch_private
 from drivetrain.errors import unknown_value
 
 default_pg_timeout = timedelta(seconds=1800)
@@ -264,7 +265,7 @@ class TorchCollective(Collective):
             super().teardown()
         elif not TorchCollective.manages_default_group:
             raise RuntimeError(f"{type(self).__name__} has no group of its own. Call create_group() or setup() first.")
-        is_last = self.is_initialized() and len(dist.distributed_c10d._world.pg_map) == 1
+        is_last = self.is_initialized() and len(torch_private.world.pg_map) == 1
         if TorchCollective.manages_default_group and is_member and is_last:
             self.destroy_group(dist.GroupMember.WORLD)
             TorchCollective.manages_default_group = False
@@ -288,7 +289,7 @@ class TorchCollective(Collective):
 
     @classmethod
     def destroy_group(cls, group: Any) -> None:
-        if group in dist.distributed_c10d._world.pg_map:
+        if group in torch_private.world.pg_map:
             dist.destroy_process_group(group)
 
     @classmethod

@@ -48,12 +48,10 @@ from torch.utils.data import (
     default_collate,
     get_worker_info,
 )
-from torch.utils.data._utils.collate import default_collate_fn_map
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from drivetrain.base import torch_private
 from drivetrain.base.rank_zero import log, rank_zero_only
-from drivetrain.base.torch_private import keep_iterator, kept_iterator
+from drivetrain.base.torch_private import GET_ITERATOR, NUMBER_OF_DRAWS, keep_iterator, kept_iterator
 from drivetrain.data.resample import SamplerProxy, replaced
 
 L = TypeVar("L")
@@ -114,7 +112,7 @@ def reason_for_samples(loader: DataLoader[Any]) -> str | None:
         return f"{type(loader).__name__} is a subclass of DataLoader"
     if loader.batch_sampler is None:
         return "it has no batch size"
-    if loader.collate_fn is not default_collate or not all(map(_is_torchs, default_collate_fn_map.values())):
+    if loader.collate_fn is not default_collate or not all(map(_is_torchs, torch_private.collate_functions.values())):
         return "its collate_fn is not torch's default"
     data: Any = loader.dataset
     while type(data) is Subset:
@@ -319,9 +317,9 @@ def _can_iterate_plainly(source: Any) -> bool:
     return (
         type(source.dataset) is _Fetch
         and not (source.num_workers or source.pin_memory or source.timeout)
-        and "_get_iterator" not in vars(source)
+        and GET_ITERATOR not in vars(source)
         and not any(is_active() for is_active in _WATCHERS)
-        and _are_torchs(_ITERATION)
+        and _are_torchs(torch_private.methods_of_a_pass())
         and _toys_are_equal()
     )
 
@@ -352,7 +350,7 @@ def draws_each_once(sampler: Any) -> bool:
     """Whether ``sampler`` is torch's own and draws each sample of its data source once."""
     kind = type(sampler)
     if kind is RandomSampler:
-        once = not sampler.replacement and getattr(sampler, "_num_samples", sampler) is None
+        once = not sampler.replacement and getattr(sampler, NUMBER_OF_DRAWS, sampler) is None
     else:
         once = kind is SequentialSampler
     return once and _are_torchs([(kind, "__iter__")])
@@ -431,21 +429,14 @@ def _iterate_toy(
 def _are_torchs(methods: Iterable[tuple[type, str]]) -> bool:
     """Whether these methods are those that torch defines in the modules of the classes."""
     return all(
-        getattr(getattr(kind, name), "__globals__", None) is vars(sys.modules[kind.__module__])
+        getattr(getattr(kind, name, None), "__globals__", None) is vars(sys.modules[kind.__module__])
         for kind, name in methods
     )
 
 
 _PROFILER_RANGE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-_ITERATION = (
-    (DataLoader, "__iter__"), (DataLoader, "_get_iterator"), (_MapDatasetFetcher, "fetch"),
-    *((_SingleProcessDataLoaderIter, name) for name in ("__init__", "__next__", "_next_data", "_next_index")),
-)  # fmt: skip
 _WATCHERS: tuple[Callable[[], Any], ...] = tuple(
-    getattr(home, name, lambda: True)
-    for home, name in (
-        (torch.autograd, "_profiler_enabled"), (torch._C, "_len_torch_dispatch_stack"),
-        (torch._C, "_len_torch_function_stack"),
-    )
-)  # fmt: skip
+    getattr(torch_private, name, lambda: True)
+    for name in ("is_profiling", "count_dispatch_modes", "count_function_modes")
+)
 _is_profiling, _has_modes, _has_function_modes = _WATCHERS

@@ -14,10 +14,10 @@ from weakref import WeakSet
 
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from drivetrain.base import torch_private
 from drivetrain.base.introspect import reads
-from drivetrain.base.torch_private import keep_iterator, tree_map
+from drivetrain.base.torch_private import keep_iterator
 from drivetrain.base.tree import leaves, map_leaves
 from drivetrain.data.batched import start_pass
 from drivetrain.errors import CheckpointError, ConfigurationError, WrongTypeError, described, did_you_mean, whose
@@ -66,7 +66,7 @@ class CombinedLoader:
         self._passes: WeakSet[Generator[tuple[Any, int, int], None, None]] = WeakSet()
         self._iterables = iterables
         # The tree's structure is fixed: passes only replace its leaves.
-        self._tree = tree_map(
+        self._tree = torch_private.tree_map(
             lambda leaf: BatchList(leaf) if _holds_values(leaf) else leaf, iterables, is_leaf=_holds_values
         )
         self._flattened = _checked(_flatten(self._tree))
@@ -296,7 +296,7 @@ def without_restart(iterator: Iterator[Any]) -> Iterator[Any]:
     ``for``, ``zip`` and ``islice`` call ``__iter__`` of an iterator. Called again, ``__iter__`` of a loader that
     returns itself would start another pass, and draw another order.
     """
-    if isinstance(iterator, (GeneratorType, _BaseDataLoaderIter)):
+    if isinstance(iterator, (GeneratorType, torch_private.AnyPass)):
         return iterator
     is_python = isinstance(getattr(type(iterator), "__iter__", None), (FunctionType, type(None)))
     return _rest(iterator) if is_python else iterator

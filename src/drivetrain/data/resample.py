@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler,
 from torch.utils.data.distributed import DistributedSampler
 
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.torch_private import ITERATOR
 from drivetrain.errors import ConfigurationError
 
 L = TypeVar("L", bound=DataLoader[Any])
@@ -118,7 +119,7 @@ def replaced(loader: L, **attributes: Any) -> L:
     DataLoader protects.
     """
     copied = copy.copy(loader)
-    for name, value in {**attributes, "_iterator": None}.items():
+    for name, value in {**attributes, ITERATOR: None}.items():
         object.__setattr__(copied, name, value)
     return copied
 

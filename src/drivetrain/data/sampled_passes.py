@@ -20,8 +20,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from drivetrain.base import torch_private
 from drivetrain.base.packages import sharedctypes
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.seed import isolate_rng
@@ -71,10 +71,8 @@ class SampledPasses(Passes):
 
     def close(self) -> None:
         for iterator in (self._running, kept_iterator(self._source)):
-            if isinstance(iterator, _MultiProcessingDataLoaderIter):
-                iterator._shutdown_workers()
-                for worker in iterator._workers:
-                    worker.kill()  # a hanging worker has not received the request to end
+            if isinstance(iterator, torch_private.PassOfWorkers):
+                torch_private.end_workers(iterator)
         self._running = None
         keep_iterator(self._source, None)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
+from drivetrain.base.torch_private import SCALES_ITSELF
 from drivetrain.doctor.checks import Finding, Items
 from drivetrain.doctor.devices import Kind, available
 from drivetrain.errors import text_of
@@ -155,7 +156,7 @@ def train(case: Case, device: torch.device, dtype: torch.dtype, skips: tuple[int
         optimizer: Any = case.kind(parameters, **case.options, **KERNELS[case.kernel])
     except (TypeError, RuntimeError, ValueError) as error:
         raise _NoKernel from error
-    decides_itself = getattr(optimizer, "_step_supports_amp_scaling", False)
+    decides_itself = getattr(optimizer, SCALES_ITSELF, False)
     for step in range(_STEPS):
         if step in skips and not decides_itself:
             continue

@@ -15,6 +15,7 @@ from drivetrain import parity
 from drivetrain.base.compiled import own_names
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import check_optimizer_state, check_scheduler_state, entry, naming, restoring
+from drivetrain.base.torch_private import hooks_before_loading, own_modules
 from drivetrain.checkpoints.plain import decode, encode
 from drivetrain.data.stateful import is_stateful
 from drivetrain.engine.wrappers import EngineModule, unwrapped
@@ -217,7 +218,7 @@ def parts(state: Mapping[str, Any]) -> tuple[nn.Module | None, list[Optimizer]]:
     if len(modules) < 2:
         return next(iter(modules.values()), None), optimizers
     several = nn.Module()
-    several._modules.update(modules)  # add_module refuses names with a dot
+    own_modules(several).update(modules)  # add_module refuses names with a dot
     return several, optimizers
 
 
@@ -229,7 +230,7 @@ def original(module: nn.Module) -> nn.Module:
 def _check_fits(module: nn.Module, weights: Any, strict: bool, where: str) -> None:
     if not isinstance(weights, Mapping):
         raise CheckpointError(f"{where} is {described(weights)} and no state dict. Use another file.")
-    if any(child._load_state_dict_pre_hooks for child in module.modules()):
+    if any(hooks_before_loading(child) for child in module.modules()):
         return  # pre-hooks may rename entries, so only torch can check the names
     own = module.state_dict()
     missing = [key for key in own if key not in weights]

@@ -83,7 +83,7 @@ def _make(strategy: Any) -> Sheet:
     folder = Path(tempfile.mkdtemp(prefix=FOLDER))
     hold(folder)  # keep the folder until this process ends
     first = strategy.global_rank - strategy.local_rank
-    Board(folder, range(first, first + strategy.num_processes), strategy.world_size)
+    Board(folder, range(first, first + len(strategy.parallel_devices)), strategy.world_size)
     sheet = join_board(folder, 0)
     try:
         watcher.start(folder)

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import COUNT, entry
+from drivetrain.base.torch_private import STORES, apply, compiled_call
 from drivetrain.base.tree import move, was_there
 from drivetrain.data import sample_seeds as seeding
 from drivetrain.data.batched import log_fetching, start_pass
@@ -33,7 +34,6 @@ from drivetrain.strategies.redirection import redirected
 TakeStep = Callable[[Optimizer, "Callable[[], Any] | None", "dict[str, Any]"], Any]
 
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
-_STORES = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 
 
 class Numbers(Protocol):
@@ -147,7 +147,7 @@ class EngineModule(nn.Module):
         own["_original"], own["_forward_module"], own["_numbers"] = original, forward_module, numbers
         own["_marked"] = {name for name in _STEPS if hasattr(original, name)}
         super().__init__()
-        for store in _STORES:
+        for store in STORES:
             own[store] = original.__dict__[store]
         own["_convert"] = numbers.input_conversion()
         of_users = numbers.output_conversion()
@@ -156,7 +156,7 @@ class EngineModule(nn.Module):
         if not own["_converts"]:
             own["forward"] = forward_module.__call__  # the engine adds nothing, so call the module directly
         own["_watch"] = _FirstCall() if own["_converts"] or forward_module is not original else None
-        if own["_watch"] is not None and original._compiled_call_impl is None:  # hooks would be compiled too
+        if own["_watch"] is not None and compiled_call(original) is None:  # hooks would be compiled too
             own["_watch"].begin(self, original)
 
     module: nn.Module = reads("_original", "The module as the user wrote it.")
@@ -296,7 +296,7 @@ class EngineModule(nn.Module):
         return self
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> EngineModule:
-        self._original._apply(fn, recurse)
+        apply(self._original, fn, recurse)
         return self
 
     def compile(self, *args: Any, **kwargs: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from drivetrain.base.torch_private import own_modules
 from drivetrain.strategies.fsdp_blocks import find_blocks
 
 FEWEST, FEW, MORE = 8, 2, 3
@@ -73,8 +74,8 @@ def shorten(root: nn.Module, to: tuple[int, ...] | None) -> tuple[tuple[str, int
     found = lengths(root)
     for (path, _), length in zip(found, to or (), strict=False):
         module: Any = root.get_submodule(path)
-        for name in list(module._modules)[length:]:
-            del module._modules[name]
+        for name in list(own_modules(module))[length:]:
+            del own_modules(module)[name]
     return found
 
 

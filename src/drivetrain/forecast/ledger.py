@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
+from drivetrain.base import torch_private
 from drivetrain.base.packages import flop_counter
 from drivetrain.base.torch_private import DispatchMode
 from drivetrain.forecast import torch_tools
@@ -27,7 +28,7 @@ KINDS = (PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER, ACTIVATIONS, BUFFERS, BATCH
 _MARKS = {
     "init_all_gather_outputs": GATHERED, "alloc_all_gather_outputs": GATHERED, "init_unsharded_param": GATHERED,
     "foreach_all_gather": EXCHANGED, "foreach_all_gather_copy_out": GATHERED, "foreach_reduce": EXCHANGED,
-    "_ddp_init_helper": EXCHANGED, "_pre_forward": EXCHANGED,
+    **dict.fromkeys(torch_private.FUNCTIONS_OF_DDP, EXCHANGED),
 }  # fmt: skip
 """Functions of torch, and the kind of what they allocate."""
 
@@ -97,7 +98,7 @@ class Lines:
             if own:
                 return f"{code.co_filename}:{frame.f_lineno}", mark, apart
             name = code.co_name
-            if name in ("run_job", "_engine_run_backward"):
+            if name in ("run_job", torch_private.RUN_ENGINE):
                 break  # the lines before are those that call trainer.fit, or a backward pass
             if not mark and name in _MARKS and "distributed" in code.co_filename:
                 mark, apart = _MARKS[name], name in ("foreach_all_gather", "foreach_reduce")
@@ -162,12 +163,12 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
 
     def number(self, tensor: Tensor) -> int | None:
         """Return the number of a tensor's storage, if it was seen."""
-        return self.numbers.get(tensor.untyped_storage()._cdata)
+        return self.numbers.get(torch_private.storage_key(tensor.untyped_storage()))
 
     def hold(self, tensor: Tensor, kind: str, place: Any) -> None:
         """Count the storage of ``tensor``, until it is freed."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = torch_private.storage_key(storage)
         if key in self.numbers:
             return
         number, self.next = self.next, self.next + 1
@@ -191,7 +192,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
 
     def resized(self, storage: Any, before: int, after: int) -> None:
         """Count a storage that was resized in place."""
-        if (number := self.numbers.get(storage._cdata)) is not None:
+        if (number := self.numbers.get(torch_private.storage_key(storage))) is not None:
             place = self._last = self._place()
             self._grow(number, after - before, place)
 
@@ -245,13 +246,13 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
                     [each for each in inputs if self.ledger.kinds.get(self.number(each) or -1) == OTHER], EXCHANGED
                 )
             return
-        if func._opname in _FREE or func.namespace in ("prim", "profiler"):  # no kernels
+        if torch_private.operation_name(func) in _FREE or func.namespace in ("prim", "profiler"):  # no kernels
             return
-        if func._opname == "chunk_cat":  # FSDP's gradients before the reduce-scatter
+        if torch_private.operation_name(func) == "chunk_cat":  # FSDP's gradients before the reduce-scatter
             self.mark([each for each in inputs if each.numel()], GRADIENTS)
         bytes_moved = sum(each.numel() * each.element_size() for each in (*inputs, *outputs))
         dtype = next((str(each.dtype).removeprefix("torch.") for each in inputs if each.is_floating_point()), "")
-        name = f"{func.namespace}.{func._opname}"
+        name = f"{func.namespace}.{torch_private.operation_name(func)}"
         flops = _flops(func, args, outputs)
         self.ledger.steps.append(
             [Operation(name, dtype, flops, bytes_moved, phase, block, line), set() if apart else used]
@@ -261,7 +262,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         """Return the value of a tensor: the program's own, if it is known, else zero."""
         tensor, line = args[0], place[2]
         if not line:  # drivetrain or torch itself reads, such as a value for a logger
-            counts = any(each == "_get_value" for each in _callers())  # the step of an optimizer, which divides by it
+            counts = torch_private.READS_A_COUNT in _callers()  # the step of an optimizer, which divides by it
             return tensor.dtype is torch.bool if not tensor.dtype.is_floating_point else float(counts)
         at = next((index for index, (where, _) in enumerate(self.known) if where == line), None)
         if at is not None:
@@ -298,7 +299,7 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _reads() -> tuple[Any, ...]:
-    return torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default
+    return torch_private.read_scalar, torch.ops.aten.is_nonzero.default
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -314,9 +315,9 @@ _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def _flops(func: Any, args: Any, outputs: list[Tensor]) -> int:
-    if func._opname in (_ATTENTION, f"{_ATTENTION}_backward"):
-        return _attention_flops(args, int(func._opname != _ATTENTION))
-    formula = flop_counter.flop_registry.get(func._overloadpacket)
+    if (name := torch_private.operation_name(func)) in (_ATTENTION, f"{_ATTENTION}_backward"):
+        return _attention_flops(args, int(name != _ATTENTION))
+    formula = flop_counter.flop_registry.get(torch_private.overloads_of(func))
     if formula is None or not outputs:
         return 0
     try:

@@ -10,9 +10,10 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import distributed
 
 from drivetrain.accelerators.cpu import CPUAccelerator
+from drivetrain.base import torch_private
+from drivetrain.base.torch_private import APPLY, own_buffers, own_parameters
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.forecast import torch_tools
@@ -144,11 +145,8 @@ def stand_in_for_ranks(job: Job) -> None:
 
 def stand_in_for_ddp() -> None:
     """Change torch's DDP, in this process: it compares and broadcasts values at its start, which fake tensors lack."""
-    torch_ddp: Any = distributed
-    torch_ddp._verify_param_shape_across_processes = lambda *args, **options: True
-    torch_ddp._sync_module_states = lambda *args, **options: None
-    cast("Any", dist).Reducer._rebuild_buckets = lambda reducer: False
-    wrap, assign = DDPStrategy._wrapped, cast("Any", dist)._compute_bucket_assignment_by_size
+    torch_private.start_ddp_alone()
+    wrap, assign = DDPStrategy._wrapped, torch_private.assign_buckets
 
     def assigned(parameters: list[Tensor], limits: list[int], *sparse: Any) -> Any:
         if not ARRIVED:
@@ -163,7 +161,7 @@ def stand_in_for_ddp() -> None:
 
     def wrapped(strategy: DDPStrategy, module: nn.Module) -> Any:
         cap = strategy.ddp_arguments.get("bucket_cap_mb")
-        first = cast("Any", dist)._DEFAULT_FIRST_BUCKET_BYTES if cap is None else int(cap * 2**20)
+        first = torch_private.first_bucket_bytes if cap is None else int(cap * 2**20)
         _limits[:] = [first, int((25 if cap is None else cap) * 2**20)]
         model = wrap(strategy, module)
         if strategy.comm[1] is None:  # torch's own exchange needs the result of a real one
@@ -173,7 +171,7 @@ def stand_in_for_ddp() -> None:
         return model
 
     cast("Any", DDPStrategy)._wrapped = wrapped
-    cast("Any", dist)._compute_bucket_assignment_by_size = assigned
+    setattr(*torch_private.where("assign_buckets"), assigned)
 
 
 ARRIVED: list[int] = []
@@ -250,25 +248,25 @@ def parameters_become_fake(mode: Any) -> None:
         register_buffer(own, name, faked(tensor), persistent)
 
     module.register_parameter, module.register_buffer = parameter, buffer
-    module._apply = _apply
+    setattr(module, APPLY, _apply)
 
 
 def drop_values(mode: Any, module: nn.Module) -> None:
     """Let parameters and buffers that have values have none from now on."""
     dropped: dict[Any, Any] = {}
     for each in module.modules():
-        for own in (each._parameters, each._buffers):
+        for own in (own_parameters(each), own_buffers(each)):
             for name, tensor in own.items():
                 if tensor is not None and not torch_tools.is_fake(tensor):
                     own[name] = dropped.setdefault(tensor, torch_tools.alike(mode, tensor))
-    cast("Any", nn.Module)._apply = _apply
+    setattr(nn.Module, APPLY, _apply)
 
 
 def _apply(module: nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
     """Do what ``nn.Module._apply`` does: torch cannot exchange a fake parameter that something refers to."""
     changed: dict[int, nn.Parameter] = {}
     for each in module.modules() if recurse else [module]:
-        for name, parameter in each._parameters.items():
+        for name, parameter in own_parameters(each).items():
             if parameter is None:
                 continue
             if id(parameter) not in changed:
@@ -276,9 +274,9 @@ def _apply(module: nn.Module, fn: Callable[[Any], Any], recurse: bool = True) ->
                     new = fn(parameter)
                 same = new is parameter or (new.dtype, new.shape) == (parameter.dtype, parameter.shape)
                 changed[id(parameter)] = parameter if same else nn.Parameter(new, parameter.requires_grad)
-            each._parameters[name] = changed[id(parameter)]
-        for name, buffer in each._buffers.items():
-            each._buffers[name] = None if buffer is None else fn(buffer)
+            own_parameters(each)[name] = changed[id(parameter)]
+        for name, buffer in own_buffers(each).items():
+            own_buffers(each)[name] = None if buffer is None else fn(buffer)
     return module
 
 

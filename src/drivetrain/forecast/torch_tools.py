@@ -13,17 +13,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drivetrain.base.packages import fake_collectives, fake_store, fake_tensors, modes
+from drivetrain.base import torch_private
+from drivetrain.base.torch_private import number_of_node, operation_name
 
 
 def fake_mode() -> AbstractContextManager[Any]:
     """Return the context in which operations compute shapes only; real tensors are accepted beside fake ones."""
-    return fake_tensors.FakeTensorMode(allow_non_fake_inputs=True)
+    return torch_private.FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def is_fake(tensor: Any) -> bool:
     """Whether ``tensor`` has a shape and no values."""
-    return isinstance(tensor, fake_tensors.FakeTensor)
+    return isinstance(tensor, torch_private.FakeTensor)
 
 
 def hide_devices() -> None:
@@ -47,20 +48,19 @@ def alike(mode: Any, tensor: Tensor) -> Tensor:
 
 def dynamic_errors() -> tuple[type[BaseException], ...]:
     """Return the exceptions of operations whose result depends on values."""
-    names = ("DataDependentOutputException", "DynamicOutputShapeException")
-    return tuple(getattr(fake_tensors, name) for name in names)
+    return torch_private.NeedsValues, torch_private.NeedsShapes
 
 
 def real() -> AbstractContextManager[Any]:
     """Return a context in which no mode is active: tensors are real, and nothing is recorded."""
-    return modes._disable_current_modes()
+    return torch_private.without_modes()
 
 
 def join_fake_ranks(rank: int, world_size: int, timeout: Any) -> None:
     """Make this process rank ``rank`` of ``world_size`` in a process group that exchanges nothing."""
-    store = fake_store.FakeStore()
+    store = torch_private.FakeStore()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size, timeout=timeout)
-    _ = fake_collectives.collective_ops  # its import teaches the fake mode torch's collectives
+    _ = torch_private.collectives  # its import teaches the fake mode torch's collectives
 
 
 @contextlib.contextmanager
@@ -114,8 +114,8 @@ def _widened(operator: Any, *args: Any, **options: Any) -> Any:
 
 # ---- which operation of the forward pass a backward one belongs to ---------------------------------------------------
 
-_NODE: Callable[[], Any] | None = getattr(torch._C, "_current_autograd_node", None)
-_COUNTER: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
+_NODE: Callable[[], Any] | None = torch_private.running_node
+_COUNTER: Callable[[], int] | None = torch_private.newest_node
 KNOWS_NODES = _NODE is not None and _COUNTER is not None
 """Whether torch says which node of the graph runs; without it, operations of the backward pass have no line."""
 
@@ -123,7 +123,7 @@ KNOWS_NODES = _NODE is not None and _COUNTER is not None
 def running_node() -> int | None:
     """Return the number of the node that the backward pass runs; ``None`` outside of one."""
     node = _NODE() if KNOWS_NODES and _NODE is not None else None
-    return None if node is None else node._sequence_nr()
+    return None if node is None else number_of_node(node)
 
 
 def newest_node() -> int:
@@ -147,12 +147,12 @@ _SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 
 def collective_name(func: Any) -> str | None:
     """Return the name of the collective that the operator ``func`` is; ``None``: it is none."""
-    return _NAMES.get(func._opname) if func.namespace in _SPACES else None
+    return _NAMES.get(operation_name(func)) if func.namespace in _SPACES else None
 
 
 def ranks_of(func: Any, args: Any) -> list[int]:
     """Return the global ranks that take part in a collective."""
-    group = fake_collectives.CollectiveOp.get_process_group(func, args)
+    group = torch_private.group_of_collective(func, args)
     return dist.get_process_group_ranks(group)
 
 

@@ -28,8 +28,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from drivetrain.base import files
-from drivetrain.base.torch_private import signal_at_parents_end
+from drivetrain.base import files, torch_private
+from drivetrain.base.torch_private import PARAMETERS
 from drivetrain.checkpoints import container
 from drivetrain.errors import ConfigurationError, PeerError, text_of
 from drivetrain.launchers._process_state import ProcessState
@@ -193,7 +193,7 @@ Call = tuple[Any, tuple[Any, ...], Mapping[str, Any]]
 def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
     """Run a started process. The process ends with exit code 1 if the function raises."""
     if sys.platform == "linux":
-        signal_at_parents_end(signal.SIGKILL)  # the process must not outlive the launching process
+        torch_private.signal_at_parents_end(signal.SIGKILL)  # the process must not outlive the launching process
         launcher = multiprocessing.parent_process()
         # the launching process died while this process was starting
         if launcher is not None and not launcher.is_alive():
@@ -221,7 +221,7 @@ def own_parameters() -> None:
     """Move the parameters and buffers of this process's modules out of shared memory, which other replicas use."""
     copies: dict[int, torch.UntypedStorage] = {}
     for module in gc.get_objects():
-        if not issubclass(type(module), nn.Module) or "_parameters" not in vars(module):
+        if not issubclass(type(module), nn.Module) or PARAMETERS not in vars(module):
             continue
         for tensor in (*nn.Module.parameters(module, False), *nn.Module.buffers(module, False)):
             if not _in_shared_memory(tensor):

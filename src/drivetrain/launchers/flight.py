@@ -12,6 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from drivetrain.base.lazy import on_first_use
+
+with on_first_use:
+    from drivetrain.base import torch_private
+
+
 Trace = Mapping[str, Any]
 
 # Collectives that need a tensor of the same shape from each rank.
@@ -53,15 +59,13 @@ class Collective:
 
 def taken() -> bytes:
     """Return the trace of this process, which must have imported torch."""
-    c10d, dist = sys.modules["torch._C._distributed_c10d"], sys.modules["torch.distributed"]
-    dump = getattr(c10d, "_dump_fr_trace_json", None)
-    trace = json.loads(dump()) if dump is not None else {}
-    entries = list(trace.get("entries", ()))
-    nccl = getattr(c10d, "_dump_nccl_trace_json", None)
-    if nccl is not None and (own := json.loads(nccl()).get("entries")):
+    dist = sys.modules["torch.distributed"]
+    entries: list[Any] = []
+    for record in torch_private.flight_records():  # NCCL's own, if there is one, repeats others
         known = {(each["process_group"][0], each["record_id"]) for each in entries}
+        own = json.loads(record).get("entries") or ()
         entries += [each for each in own if (each["process_group"][0], each["record_id"]) not in known]
-    names = dist.distributed_c10d._world.pg_names if dist.is_initialized() else {}
+    names = torch_private.world.pg_names if dist.is_initialized() else {}
     members = {name: dist.get_process_group_ranks(group) for group, name in dict(names).items()}
     return json.dumps({"entries": entries, "members": members}).encode()
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from drivetrain.base.torch_private import signal_at_parents_end
+from drivetrain.base import torch_private
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import orphan, stacks
 from drivetrain.launchers._ending import Ending
@@ -123,7 +123,7 @@ def _dies_with_launcher() -> Callable[[], None] | None:
     launcher = os.getpid()
 
     def follow() -> None:
-        signal_at_parents_end(signal.SIGTERM)
+        torch_private.signal_at_parents_end(signal.SIGTERM)
         if os.getppid() != launcher:  # the launching process has ended meanwhile
             os._exit(128 + signal.SIGTERM)
 

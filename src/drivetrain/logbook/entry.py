@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain import parity
+from drivetrain.base import torch_private
 from drivetrain.base.restoring import NUMBER, Form, WrongForm, entry, expect
 from drivetrain.errors import CheckpointError, LoggingError, UnloggableError, described, is_number, shown
 
@@ -154,7 +155,7 @@ class Entry:
         if isinstance(value, Tensor):
             if value.ndim:
                 value = self._as_scalar(value)
-            self._borrows = not (self.on_epoch or self.keep_graph or value.is_leaf or value._is_view())
+            self._borrows = not (self.on_epoch or self.keep_graph or value.is_leaf or torch_private.is_view(value))
             value = value.clone() if self.keep_graph else value.detach().clone()
         elif isinstance(value, nn.Module):
             self._push_metric(value)

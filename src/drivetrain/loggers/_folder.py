@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from drivetrain.base import files, remote, yaml_text
-from drivetrain.base.rank_zero import rank_from_environ
+from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info
 from drivetrain.errors import ConfigurationError, wrong_value
 from drivetrain.loggers._mirror import Mirror
 from drivetrain.loggers.logger import Logger
@@ -55,6 +55,7 @@ class FolderLogger(Logger):
         self._version = version
         self._is_given = version is not None
         self._made = False  # whether this logger has created the version's folder
+        self._continues = False  # whether the version is that of a checkpoint
         self._mirror: Mirror | None = None
         self._prefix = f"{prefix}{self.LOGGER_JOIN_CHAR}" if prefix else ""
         self.hparams: dict[str, Any] = {}
@@ -125,6 +126,20 @@ class FolderLogger(Logger):
         """Whether each run gets its own version and folder, because none was passed."""
         return not self._is_given and type(self).version is FolderLogger.version
 
+    def continue_run(self, state: Mapping[str, Any], path: str) -> None:
+        """Continue the version of the run that saved the checkpoint, if it is one of this logger's."""
+        if not (self.numbers_runs and self.is_undecided):
+            return
+        folder, inside = str(state.get("folder", "")), os.path.join(self._runs_dir, "")
+        below = _absolute(path).removeprefix(inside)
+        is_here = below != _absolute(path)  # also if the user has moved all runs
+        name = os.path.basename(folder) if folder else below.split(os.sep)[0]
+        match = _VERSION.fullmatch(name) if is_here or folder == inside + name else None
+        with contextlib.suppress(OSError):
+            if match is not None and name in files.names(self._runs_dir):
+                self._version, self._continues = int(match[1]), True
+                rank_zero_info(f"{type(self).__name__} continues {name} in {self._runs_dir}.")
+
     def agree_on_run(self, broadcast: Callable[[Any], Any]) -> None:
         self._version = broadcast(self.version if rank_from_environ() == 0 else None)
 
@@ -143,6 +158,10 @@ class FolderLogger(Logger):
         """The folder of this run. Reading it chooses the version."""
         version = self.version
         return os.path.join(self._runs_dir, version if isinstance(version, str) else f"version_{version}")
+
+    def _place(self) -> dict[str, Any]:
+        """Return the part of the state that says which run it is."""
+        return {} if self.is_undecided else {"folder": FolderLogger.log_dir.fget(self)}  # type: ignore[attr-defined]
 
     @property
     def _here(self) -> str:

@@ -120,14 +120,16 @@ class CSVLogger(FolderLogger):
         self._write_hparams()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last row and the number of rows before it, if a resumed fit continues this table."""
-        if self._resumes_at or not self._rows or self.numbers_runs:
-            return self._resumes_at
-        return {"rows": self._rows_before + len(self._rows) - 1, "last": dict(self._rows[-1])}
+        """Return the run's folder, the last row of the table, and the number of rows before it."""
+        last = dict(self._rows[-1]) if self._rows else {}
+        now = {"rows": self._rows_before + len(self._rows) - bool(last), "last": last} if self._opened else {}
+        return {**self._place(), **(self._resumes_at or now)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the table at this row, once a value is logged, if the table has it."""
-        self._resumes_at = {"rows": int(state["rows"]), "last": {**state["last"]}}
+        is_same = self._continues or state.get("folder") == self._place().get("folder", "")
+        if "rows" in state and (is_same or (state["last"] and not self.numbers_runs)):
+            self._resumes_at = {"rows": int(state["rows"]), "last": {**state["last"]}}
 
     @rank_zero_only
     def save(self) -> None:
@@ -200,7 +202,9 @@ class CSVLogger(FolderLogger):
         self._columns += [name for name in own if name not in self._columns]
 
     def _take_rows_back(self, rows: int, last: Row) -> None:
-        """Let ``last`` be the table's last row again, after ``rows`` others; another table stays as it is."""
+        """Let ``last`` be the table's last row again, after ``rows`` others; another table stays as it is. An empty
+        ``last`` is no row.
+        """
         self._save()
         table = self._table
         if not os.path.exists(table):
@@ -209,16 +213,18 @@ class CSVLogger(FolderLogger):
             with open(table, encoding="utf-8", errors="backslashreplace", newline="") as file:
                 columns, *texts = filter(None, csv.reader(file))
             own = dict(zip(columns, texts[rows], strict=False)) if rows < len(texts) else {}
-            if own.get("step") != str(last["step"]) or not last.keys() <= set(columns):
+            is_other = last and (own.get("step") != str(last["step"]) or not last.keys() <= set(columns))
+            if is_other or len(texts) < rows:
                 return
-            if behind := texts[rows + 1 :]:
+            if behind := texts[rows + bool(last) :]:
                 self._fetch("metrics_replaced.csv")
                 with open(os.path.join(os.path.dirname(table), "metrics_replaced.csv"), "ab") as replaced:
                     replaced.write(_encode([columns, *behind]))
-            before, line = _encode([columns, *texts[:rows]]), _encode([[last.get(name, "") for name in columns]])
-            files.write(table, before + line)
-            self._rows, self._rows_before, self._left = [last], rows, _identity(table)
-            self._written([line], len(before))
+            before = _encode([columns, *texts[:rows]])
+            lines = [_encode([[last.get(name, "") for name in columns]])] if last else []
+            files.write(table, before + b"".join(lines))
+            self._rows, self._rows_before, self._left = [last] if last else [], rows, _identity(table)
+            self._written(lines, len(before))
 
     def _continue_changed_table(self, deleted: bool) -> None:
         """Continue after the rows of another logger, without replacing any row; or start a new table."""

@@ -72,6 +72,15 @@ class Logger(ABC):
         """Whether each run gets a version, and so a folder, of its own."""
         return False
 
+    def continue_run(self, state: Mapping[str, Any], path: str) -> None:
+        """Continue a run instead of numbering a new one; called before anything is built, if a fit resumes from the
+        newest checkpoint of its program.
+
+        Args:
+            state: the result of :meth:`state_dict` in that checkpoint; empty if it is not known yet.
+            path: the path of the checkpoint.
+        """
+
     def begin_run(self) -> None:
         """Begin the run if a service determines its version; called in every process when a fit begins.
 

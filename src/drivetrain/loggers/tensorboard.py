@@ -206,15 +206,15 @@ class TensorBoardLogger(FolderLogger):
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sizes of the event files and the last step of each curve, if a resumed fit continues this run."""
-        if self._resumes_at or self.numbers_runs:
-            return self._resumes_at
-        self._note_size()
-        return {"files": dict(self._sizes), "last": dict(self._last)} if self._sizes else {}
+        """Return the run's folder, the sizes of the event files, and the last step of each curve."""
+        if not self._resumes_at:
+            self._note_size()
+        return {**self._place(), **(self._resumes_at or {"files": dict(self._sizes), "last": dict(self._last)})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the run from here, once something is logged, if its folder has these event files."""
-        self._resumes_at = {name: {**state[name]} for name in ("files", "last")}
+        if (state["files"] and not self.numbers_runs) or self._continues:
+            self._resumes_at = {name: {**state[name]} for name in ("files", "last")}
 
     def _note_size(self) -> None:
         """Remember how long the event file of this process is."""
@@ -233,12 +233,14 @@ class TensorBoardLogger(FolderLogger):
         names = []
         with contextlib.suppress(FileNotFoundError):
             names = files.names(self.log_dir)
-        if not state["files"].keys() & set(names):
+        if not (state["files"].keys() & set(names) or self._continues):
             return  # another folder
         self._sizes, self._last, self._found = state["files"], state["last"], dict(state["last"])
         for name in names:
             # other resumed processes have continued this checkpoint, or a later one
             is_later = name.startswith("events.out.") and _RESUMED in name
+            # or those of the run itself, if it had written none before the checkpoint
+            is_later = is_later or (name.startswith("events.out.") and not self._sizes)
             size = self._sizes.get(name, 0 if is_later else None)
             if size is not None:
                 self._fetch(name)

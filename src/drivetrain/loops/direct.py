@@ -32,8 +32,10 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer, lr_scheduler
 
+from drivetrain.base import torch_private
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import log, rank_zero_info
+from drivetrain.base.torch_private import AFTER_STEP, BEFORE_STEP, RUN_ENGINE, STEPPED, WATCHED, comm_hooks_of
 from drivetrain.loops.kernels import Kernel, choose, loops, with_kernels
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import KeptStates, Run
@@ -212,7 +214,7 @@ def _name(part: object) -> str:
 
 def _comm_hooks(model: nn.Module | None) -> list[Any]:
     """Return the list to which DistributedDataParallel adds its communication hooks."""
-    return model._comm_hooks if type(model) is DistributedDataParallel else []
+    return comm_hooks_of(model) if type(model) is DistributedDataParallel else []
 
 
 def _is_schedulers(step: Any, optimizer: Optimizer) -> bool:
@@ -221,7 +223,7 @@ def _is_schedulers(step: Any, optimizer: Optimizer) -> bool:
         return True
     cells = [cell.cell_contents for cell in getattr(step, "__closure__", None) or ()]
     return (
-        hasattr(step, "_wrapped_by_lr_sched")
+        hasattr(step, WATCHED)
         and step.__globals__ is vars(lr_scheduler)
         and step.__wrapped__ is type(optimizer).step
         and any(isinstance(cell, weakref.ref) and cell() is optimizer for cell in cells)
@@ -258,8 +260,9 @@ def _direct(
     step_plainly = with_kernels(_undecorated_step(kind) or decorated, [*kernels, *loops(optimizer, kernels)])
     step_publicly = with_kernels(lambda optimizer: optimizer.step(), kernels)
     schedulers, may_differentiate = vars(optimizer).get("step"), "differentiable" in optimizer.defaults
-    engine: Any = torch.autograd  # torch.autograd has the engine's call under a private name
-    is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
+    engine: Any = torch.autograd
+    of_engine = vars(engine)
+    is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch_private.set_grad_enabled
     # Torch's function around the engine passes the settings of compiled programs on to the threads of other devices.
     around_engine = None if torch.accelerator.is_available() else names.around_engine
     run_engine, logs_nodes = names.run_engine, names.logger.isEnabledFor
@@ -292,13 +295,13 @@ def _direct(
             else:
                 if type(node) not in roots or not loss.is_cpu or one._version or loss._backward_hooks is not None:
                     one = torch.ones_like(loss, memory_format=torch.preserve_format)
-                around = engine._engine_run_backward
+                around = of_engine[RUN_ENGINE]
                 run_backward = run_engine if around is around_engine and not logs_nodes(_DEBUG) else around
                 run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
         if not steps:
             return
         slot[0] = _OPTIMIZER_STEP
-        before, after = own["_optimizer_step_pre_hooks"], own["_optimizer_step_post_hooks"]
+        before, after = own[BEFORE_STEP], own[AFTER_STEP]
         if (
             watched
             or type(optimizer) is not kind
@@ -312,7 +315,7 @@ def _direct(
             step_publicly(optimizer)
             return
         if schedulers is not None:
-            own["_opt_called"] = True  # the attribute that a scheduler checks
+            own[STEPPED] = True  # the attribute that a scheduler checks
         if before:
             kept.stepping = True
         enabled = is_grad_enabled()
@@ -420,33 +423,16 @@ class _Names(NamedTuple):
 def _names() -> _Names:
     """Look up torch's private names, once in a process."""
     try:
-        import torch._dynamo.compiled_autograd as compiled
-
-        autograd: Any = torch.autograd
-        optim = sys.modules[Optimizer.__module__]
-        dispatch_modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-        is_transforming, is_profiling = torch._C._are_functorch_transforms_active, autograd._profiler_enabled
-        is_anomaly_enabled, saved = torch.is_anomaly_enabled, torch._C._autograd._top_saved_tensors_default_hooks
-        before_steps, after_steps = optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks
+        is_watched = torch_private.watching()
+        before_steps, after_steps = torch_private.before_all_steps, torch_private.after_all_steps
         bare = lambda self: None  # noqa: E731
         decorated = (
-            Optimizer.profile_hook_step(bare), optim._use_grad_for_differentiable(bare), torch.no_grad()(bare),
+            Optimizer.profile_hook_step(bare), torch_private.differentiable_step(bare), torch.no_grad()(bare),
         )  # fmt: skip
-        around_engine, run_engine = autograd._engine_run_backward, autograd.Variable._execution_engine.run_backward
-        compiled.compiled_autograd_enabled, torch._C._set_grad_enabled  # noqa: B018  # raises where torch lacks one
-    except (ImportError, AttributeError) as error:
-        return _Names(missing=str(error))
-
-    def is_watched() -> Any:
-        return (
-            dispatch_modes()
-            or function_modes()
-            or is_transforming()
-            or is_profiling()
-            or is_anomaly_enabled()
-            or saved(True) is not None
-            or compiled.compiled_autograd_enabled
-        )
+        around_engine = vars(torch.autograd)[RUN_ENGINE]
+        run_engine, _ = torch_private.engine.run_backward, torch_private.set_grad_enabled
+    except (ImportError, LookupError, AttributeError) as error:
+        return _Names(missing=str(getattr(error, "name", None) or error))
 
     decorators = frozenset(each.__code__ for each in decorated)
     ones = {each: torch.ones((), dtype=each) for each in _FLOATS}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from torch import Tensor
 
 from drivetrain.base.introspect import takes_iterator
+from drivetrain.base.seed import isolate_rng
+from drivetrain.base.torch_private import kept_iterator
 from drivetrain.data.feed import BatchIterator, Resumed, feed, fetches_ahead
+from drivetrain.data.kept import generators_kept, parts_of, workers_kept
 from drivetrain.errors import CheckpointError, ConfigurationError
-from drivetrain.loops.evaluate import evaluate, validates_in, validation_due
+from drivetrain.loops.evaluate import evaluate, only_stops, validates_in, validation_due
 from drivetrain.loops.graphs import bind_graphs
 from drivetrain.loops.loaders import check_counts, check_orders, order_shared
 from drivetrain.loops.progress import Phase
@@ -198,7 +201,7 @@ def after_batch(run: Run, bound: Bound) -> None:
     )
     if validates:
         run.hooks.notify("before_validation")  # called before the validation frees the batch and its gradients
-        validate(run)
+        validate(run, only_stops(run, bound.validate_every, progress.is_last_batch))
     if window.batches_done == 0 and progress.stepped and bound.schedules.step_plateau:
         bound.schedules.advance_step(bound.schedules.step_plateau)
     progress.enter(Phase.FETCH)
@@ -219,11 +222,14 @@ def validate_late(run: Run) -> None:
         return
     every = val_check_every(run.limits, progress.num_training_batches)
     if progress.phase is Phase.VALIDATION_DUE or validation_due(run, every, progress.is_last_batch):
-        validate(run)
+        validate(run, only_stops(run, every, progress.is_last_batch))
 
 
-def validate(run: Run) -> None:
-    """Validate inside a fit."""
+def validate(run: Run, extra: bool) -> None:
+    """Validate inside a fit.
+
+    ``extra``: a run that was not asked to stop would not validate here, so the random generators are restored.
+    """
     progress = run.progress
     run.kept.before_validation = validation_start(run)
     progress.enter(Phase.VALIDATION_DUE)
@@ -234,11 +240,24 @@ def validate(run: Run) -> None:
         run.loaders.tried.discard("validate")
     loaders = run.loaders.evaluation("validate")
     run.loaders.count_evaluation("validate")
-    evaluate(run, "validate", loaders)
+    with draws_undone(run, [source.loader for source in loaders]) if extra else nullcontext():
+        evaluate(run, "validate", loaders)
     run.agree_to_stop()
     progress.enter(Phase.VALIDATED)
     run.book.begin("train")
     run.clock.restart()
+
+
+@contextmanager
+def draws_undone(run: Run, loaders: Sequence[Any]) -> Iterator[None]:
+    """Context that restores the random generators at its end; so does a checkpoint that is saved inside."""
+    new = [part for loader in loaders for part in parts_of(loader) if kept_iterator(part) is None]
+    run.kept.draws_undone = True
+    try:
+        with isolate_rng(), generators_kept(loaders), workers_kept(new):
+            yield
+    finally:
+        run.kept.draws_undone = False
 
 
 # ---- the batches of an epoch, and the step bound to them -------------------------------------------------------------

@@ -420,6 +420,18 @@ def validation_due(run: Run, every: float, is_last: bool) -> bool:
         return True
     if (seconds := run.limits.val_check_seconds) is not None:
         return run.clock.is_over(seconds, progress.total_batches, run.engine.strategy)
+    return _interval_ends(run, every, is_last)
+
+
+def only_stops(run: Run, every: float, is_last: bool) -> bool:
+    """Whether the validation that is due follows this batch only because the run, or the run that it resumes, stops."""
+    if run.limits.val_check_seconds is not None:
+        return run.progress.should_stop
+    return not _interval_ends(run, every, is_last)
+
+
+def _interval_ends(run: Run, every: float, is_last: bool) -> bool:
+    progress = run.progress
     if every == float("inf"):
         return is_last
     across_epochs = run.limits.check_val_every_n_epoch is None

@@ -15,6 +15,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.introspect import is_own_class
+from drivetrain.base.torch_private import expect_no_graph, gradient_facts
 from drivetrain.logbook.entry import Options
 
 _PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
@@ -93,13 +94,7 @@ class Watched:
     def _learn(self) -> None:
         self._known = [list(items) for items in self._items]
         self._flat = list(chain.from_iterable(self._known))
-        self._of_tensors = self._tensors_now()
-
-    def _tensors_now(self) -> list[Any]:
-        return [
-            (each.data_ptr(), each.requires_grad, each._backward_hooks, each._post_accumulate_grad_hooks)
-            for each in self.tensors
-        ]
+        self._of_tensors = gradient_facts(self.tensors)
 
     def changed(self) -> str:
         """Return the name of a watched object that has changed; "" if none has.
@@ -108,7 +103,7 @@ class Watched:
         """
         now = list(chain.from_iterable(self._items))
         same = len(now) == len(self._flat) and all(map(operator.is_, now, self._flat))
-        if same and self._tensors_now() == self._of_tensors:
+        if same and gradient_facts(self.tensors) == self._of_tensors:
             return ""
         for (name, place), items, known in zip(self._places, self._items, self._known, strict=True):
             values = list(items)
@@ -117,7 +112,7 @@ class Watched:
             for index, (value, before) in enumerate(zip(values, known, strict=True)):
                 if value is not before and not (type(value) is type(before) in _PLAIN and value == before):
                     return f"{name}.{list(place)[index]}" if isinstance(place, dict) else name
-        if self._tensors_now() != self._of_tensors:
+        if gradient_facts(self.tensors) != self._of_tensors:
             return "a parameter or a buffer (its memory, whether it requires gradients, or a hook)"
         self._learn()  # equal values in other objects: watch the new objects
         return ""
@@ -242,7 +237,7 @@ class DeviceRates:
         self._rates: list[Tensor] = []
         self._values: list[Any] = []
         self._outside: list[dict[str, Any]] = []
-        vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True  # torch warns of steps outside a graph
+        expect_no_graph(optimizer)
 
     def refresh(self) -> None:
         """Copy the current learning rates to the device."""

@@ -26,10 +26,11 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import HOST
+from drivetrain.base import torch_private
 from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.seed import rng_state, set_rng_state
-from drivetrain.base.torch_private import foreach_copy_
+from drivetrain.base.torch_private import version_of
 from drivetrain.base.tree import detach, map_leaves
 from drivetrain.errors import ConfigurationError, RunError
 from drivetrain.loops.graph_parts import (
@@ -218,7 +219,7 @@ class GraphedSteps:
         assert known.replay is not None
         assert self._watched is not None
         if tensors:
-            foreach_copy_(known.inputs, list(tensors))
+            torch_private.foreach_copy_(known.inputs, list(tensors))
         known.replay()
         torch.autograd.graph.increment_version(self._watched.tensors)
         first, own = known.gradients[0]
@@ -244,7 +245,7 @@ class GraphedSteps:
         """Run a step without a graph, and check for effects outside the device that a replay would not have."""
         assert self._rates is not None
         watched, host = self._watched or self._watch(), self._host_rng()
-        versions = [each._version for each in tensors]
+        versions = list(map(version_of, tensors))
         waits: list[str] = []
         with self._recorder.beside(waits):
             output = self._run_step(batch, batch_idx)
@@ -258,7 +259,7 @@ class GraphedSteps:
             why = f"the step changes {changed}, which a replay would not"
         elif self._host_rng() != host:
             why = "the step draws random numbers on the host"
-        elif versions != [each._version for each in tensors]:
+        elif versions != list(map(version_of, tensors)):
             why = "training_step changes its batch in place"
         elif waits:
             why = f"the step waits for the device at {waits[0]}"

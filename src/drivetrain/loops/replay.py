@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import HOST
+from drivetrain.base import torch_private
 from drivetrain.base.compiled import plain_names
 from drivetrain.base.fingerprint import as_integers
 from drivetrain.base.operations import Operation, Operations, innermost_line
 from drivetrain.base.seed import isolate_rng, rng_state, set_rng_state
+from drivetrain.base.torch_private import own_buffers
 from drivetrain.base.tree import map_leaves
 from drivetrain.data.kept import generators_among, objects_kept, restorer
 from drivetrain.loops import pieces
@@ -193,7 +195,7 @@ class _Tensors:
     """The values of a module's parameters and buffers, on the host."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._buffers = [(each._buffers, dict(each._buffers)) for each in module.modules()]
+        self._buffers = [(own_buffers(each), dict(own_buffers(each))) for each in module.modules()]
         self._values = [(each, _on_host(each)) for each in (*module.parameters(), *module.buffers())]
 
     def put(self) -> None:
@@ -235,7 +237,7 @@ def _place(frame: Any) -> str:
     """Return the user's line that called an operation, or whose backward pass did; "" if this package called it."""
     if (line := _line(_frames(frame))) is not None:
         return line
-    node: Any = torch._C._current_autograd_node()
+    node: Any = torch_private.running_node() if torch_private.running_node else None
     stack = [] if node is None else node.metadata.get("traceback_", [])
     lines = (_LINE.match(entry) for entry in reversed(stack))
     line = _line((found[1], int(found[2])) for found in lines if found is not None)

@@ -28,6 +28,7 @@ from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import Form, count, number, scheduler_state
 from drivetrain.base.seed import kept_rng_state, rng_state
+from drivetrain.base.torch_private import own_buffers, version_of
 from drivetrain.base.tree import is_dtensor
 from drivetrain.data.samplers import order_of, samples_in
 from drivetrain.data.stateful import samples_of_all_ranks
@@ -41,7 +42,6 @@ from drivetrain.strategies.sharded_state import boxes_of
 State = dict[str, Any]
 
 # without a call in Python for each object
-_VERSION, _BUFFERS = operator.attrgetter("_version"), operator.attrgetter("_buffers")
 _INSIDE_EPOCH = (int(Phase.BATCH_END), int(Phase.FETCH))
 _SIZE: Form = (int, None, count)
 RESTART: Form = {
@@ -125,6 +125,8 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
         if not sanity and "callbacks" not in state:
             stateful = [each for each in run.hooks.stateful_callbacks() if each.changes_in_validation]
             state["ahead"] = [type(callback).__name__ for callback in stateful if callback.state_dict()]
+    if run.kept.draws_undone:
+        state.update({name: run.kept.before_validation[name] for name in ("rng", "val_loaders")})
     state.update(_at_epoch_start(run))
     if run.holds_gradients:
         state["window"] = run.window.state_dict()
@@ -177,9 +179,9 @@ def _of_the_loaders(run: Run, data: State | None) -> State:
 def _versions(parameters: Iterable[nn.Parameter]) -> list[int]:
     """Return the version counters of tensors; every in-place change of a parameter changes one of them."""
     try:
-        return [*map(_VERSION, parameters)]
+        return [*map(version_of, parameters)]
     except RuntimeError:  # tensors that were made in inference mode have none
-        return [0 if each.is_inference() else each._version for each in parameters]
+        return [0 if each.is_inference() else version_of(each) for each in parameters]
 
 
 def _has_stepped(run: Run) -> bool:
@@ -398,7 +400,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
             options = options if options.hold(strategy) else Options(strategy)
             start["options"] = options
             start["callbacks"] = _callback_states(run)
-            start["buffers"] = _buffers(run) if any(map(_BUFFERS, modules)) else {}
+            start["buffers"] = _buffers(run) if any(map(own_buffers, modules)) else {}
             if has_rank_state:  # of gradients that the window exchanges, for example
                 start["rank_state"] = copy.deepcopy(strategy.rank_state(run.module))
         versions = _versions(parameters)

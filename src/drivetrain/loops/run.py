@@ -132,7 +132,8 @@ class KeptStates:
         unchanged: returns whether the parameters are still as they were at that point.
         stepping: an optimizer is changing parameters; set only if ``saves_on_exception``. step_hooks: the two hooks on
             optimizers' steps that set it, before and after the step.
-        before_validation: the state for a checkpoint from inside the running validation.
+        before_validation: the state for a checkpoint from inside the running validation. draws_undone: its random
+            states also belong into a checkpoint from after the validation.
         at_epoch_start: the states of callbacks and buffers before ``on_train_epoch_start``, if ``saves_on_exception``.
         token: a unique name of this fit, equal on all ranks; only if ``saves_on_exception``.
     """
@@ -143,6 +144,7 @@ class KeptStates:
     stepping: bool = False
     step_hooks: list[Callable[..., None]] = field(default_factory=list)
     before_validation: dict[str, Any] = field(default_factory=dict)
+    draws_undone: bool = False
     at_epoch_start: dict[str, Any] = field(default_factory=dict)
     token: str = ""
 

@@ -20,6 +20,7 @@ from drivetrain.base.memory import free_memory, is_out_of_memory
 from drivetrain.base.rank_zero import log
 from drivetrain.base.registry import load
 from drivetrain.base.seed import rng_state, set_rng_state
+from drivetrain.base.torch_private import version_of
 from drivetrain.base.tree import detach
 from drivetrain.errors import ConfigurationError
 from drivetrain.logbook.parts import PartBook, logging_into, merge
@@ -261,4 +262,4 @@ class SplitWindow:
         found: list[Any] = list(self._parameters)
         for parameter in state if known is None else [each for each in state if each in known]:
             found += [each for each in state[parameter].values() if isinstance(each, Tensor)]
-        return [each._version for each in found]
+        return list(map(version_of, found))

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_modules
 from torch.optim import SGD, Optimizer
-from torch.optim import optimizer as torch_optimizer
 
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base import torch_private
 from drivetrain.base.introspect import defined_by_user, overrides, takes_iterator
+from drivetrain.base.torch_private import AFTER_STEP, BEFORE_STEP, has_hooks, hooks_of, hooks_on_accumulation
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import Run
 from drivetrain.settings import Settings
@@ -160,19 +160,17 @@ def _why_not_stepped(optimizer: Optimizer) -> str:
 
 def _hooks_of_torch(module: nn.Module, optimizer: Optimizer) -> Iterator[str]:
     """Yield, for each hook that was registered with torch and would run inside the step, where it is registered."""
-    within: Any = optimizer
-    if within._optimizer_step_pre_hooks or within._optimizer_step_post_hooks:
+    if getattr(optimizer, BEFORE_STEP) or getattr(optimizer, AFTER_STEP):
         yield f"{type(optimizer).__name__} has a hook around its step"
-    if torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks:
+    if torch_private.before_all_steps or torch_private.after_all_steps:
         yield "there is a hook around the steps of all optimizers"
-    if torch_modules._has_any_global_hook():  # type: ignore[no-untyped-call]
+    if torch_private.has_global_hook():
         yield "there is a hook around the passes of all modules"
     for name, each in module.named_modules():
-        hooks = (each._forward_hooks, each._forward_pre_hooks, each._backward_hooks, each._backward_pre_hooks)
-        if any(hooks):
+        if has_hooks(each):
             yield f"the module {name or type(each).__name__!r} has a hook around its forward or backward pass"
     for name, parameter in module.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        if hooks_of(parameter) or hooks_on_accumulation(parameter):
             yield f"the parameter {name!r} has a hook on its gradient"
     if torch.is_anomaly_enabled():
         yield "torch.autograd's anomaly mode looks at each gradient"

@@ -29,8 +29,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from drivetrain.base import torch_private
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.torch_private import default_store
 from drivetrain.data.sampled_passes import workers_outlive_sigterm
 from drivetrain.errors import SIGTERMException
 from drivetrain.launchers import stacks
@@ -404,7 +404,7 @@ def _second_store() -> Any:
         return None
 
     try:
-        return default_store().clone()
+        return torch_private.default_store().clone()
     except (RuntimeError, AttributeError):
         return None
 

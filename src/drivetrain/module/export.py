@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from drivetrain.base import files
 from drivetrain.base.rank_zero import lightning_deprecation
 from drivetrain.base.seed import isolate_rng
+from drivetrain.base.torch_private import MODULES, own_modules
 from drivetrain.base.tree import map_leaves, move
 from drivetrain.errors import ConfigurationError, MissingPackageError
 
@@ -341,15 +342,15 @@ def _detached(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
     """
     if id(module) in made:
         return made[id(module)]
-    children = {name: None if child is None else _detached(child, made) for name, child in module._modules.items()}
+    children = {name: None if child is None else _detached(child, made) for name, child in own_modules(module).items()}
     kind: Any = type(module)
-    changed: dict[str, Any] = {"_modules": children}
+    changed: dict[str, Any] = {MODULES: children}
     if isinstance(module, ExportMixin):
         kind, names = _detached_class(kind)
         ignored = [name for name in module.__dict__ if name in names]
         ignored += getattr(module, "__jit_ignored_attributes__", [])
         changed |= {"_trainer": None, "__jit_ignored_attributes__": ignored}
-    elif all(child is module._modules[name] for name, child in children.items()):
+    elif all(child is own_modules(module)[name] for name, child in children.items()):
         return module
     twin: nn.Module = object.__new__(kind)
     twin.__dict__.update(module.__dict__, **changed)

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from drivetrain.base.compiled import plain_names
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import expect, restoring
+from drivetrain.base.torch_private import version_of
 from drivetrain.base.tree import is_dtensor
 from drivetrain.errors import CheckpointError, CheckpointMismatchError
 
@@ -59,7 +60,7 @@ def without_frozen(
                 'Write FSDPStrategy(state_dict_type="full"), or leave save_trainable_only out.'
             )
         # the digest of a frozen parameter is computed once, not at every save
-        key = (id(parameter), parameter._version)
+        key = (id(parameter), version_of(parameter))
         if name not in known or known[name][0] != key:
             known[name] = key, fingerprint(value)
         fingerprints[name] = known[name][1]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from drivetrain.base.compiled import context_of, own_names
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.torch_private import COMPILED_CALL, STORES
 from drivetrain.engine.ranks import gathered
 from drivetrain.engine.wrappers import unwrapped
 from drivetrain.errors import ConfigurationError, LoggingError, UnloggableError, described
@@ -67,7 +68,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         new: Any = super().__new__
         module: Self = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
         registries = _NotYet(cls.__name__)
-        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):  # torch replaces them
+        for name in STORES:  # torch replaces them
             module.__dict__[name] = registries
         return module
 
@@ -388,7 +389,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     def __getstate__(self) -> dict[str, Any]:
         # A run holds threads, files and all data, none of which belongs to a copy of the model. A compiled call of the
         # copy would run the original.
-        own = {name: value for name, value in self.__dict__.items() if name != "_compiled_call_impl"}
+        own = {name: value for name, value in self.__dict__.items() if name != COMPILED_CALL}
         return {**own, "_trainer": None, "_book": None, "_engine": None, "_toggles": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 from torch import nn
 
+from drivetrain.base.torch_private import copy_hooks, own_parameters
+
 Layer = TypeVar("Layer", bound=nn.Module)
 
 
@@ -18,7 +20,7 @@ def plain_layers(module: nn.Module, kind: type[Layer], ignored: Collection[str] 
     """
     owners: dict[int, int] = {}
     for each in module.modules():
-        for parameter in each._parameters.values():
+        for parameter in own_parameters(each).values():
             owners[id(parameter)] = owners.get(id(parameter), 0) + 1
     return {
         path: each
@@ -42,10 +44,7 @@ def exchange(module: nn.Module, made: Mapping[str, nn.Module]) -> nn.Module:
 
 def keep_hooks(old: nn.Module, new: nn.Module) -> None:
     """Copy the forward and backward hooks of ``old``, and its mode, to ``new``."""
-    for name, value in vars(old).items():
-        if name.startswith(("_forward_", "_backward_")) and "hooks" in name and value:
-            getattr(new, name).update(value)
-    new._is_full_backward_hook = old._is_full_backward_hook
+    copy_hooks(old, new)
     new.training = old.training
 
 

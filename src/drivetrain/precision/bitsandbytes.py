@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from drivetrain.base import torch_private
 from drivetrain.base.packages import bnb
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.errors import ConfigurationError, check_installed, check_known, number_of
@@ -208,6 +209,6 @@ def _load_rest(
                 f"layer of shape {expected} packs floating-point numbers of this shape."
             )
     bias = {name: each for name, each in state_dict.items() if name == f"{prefix}bias"}
-    nn.Module._load_from_state_dict(layer, bias, prefix, local_metadata, strict, missing, unexpected, errors)
+    torch_private.load_own_entries(layer, bias, prefix, local_metadata, strict, missing, unexpected, errors)
     if weight is not None and f"{prefix}weight" in missing:
         missing.remove(f"{prefix}weight")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from drivetrain.base.torch_private import apply
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import check_known
 from drivetrain.precision.precision import Precision, in_default_dtype
@@ -33,7 +34,7 @@ class TruePrecision(Precision):
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         # As in Module.half() and Module.double(); ``to(dtype)`` would drop the imaginary part.
-        module._apply(self._convert)  # type: ignore[no-untyped-call]
+        apply(module, self._convert)
         return module
 
     def convert_input(self, data: Any) -> Any:

@@ -17,13 +17,12 @@ from torch.optim import Optimizer
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import COUNT, Form, WrongForm, expect, number
-from drivetrain.base.torch_private import states_of_scaler
+from drivetrain.base.torch_private import GROWTH_TRACKER, SCALES_ITSELF, scale_of, states_of_scaler
 from drivetrain.errors import ConfigurationError, check_known
 from drivetrain.precision.precision import Autocast, Precision
 
 _DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 _SKIPS_BEFORE_WARNING = 100
-_SKIPS_ITSELF = "_step_supports_amp_scaling"  # torch's attribute of optimizers whose kernel skips steps itself
 
 
 class MixedPrecision(Autocast):
@@ -212,7 +211,7 @@ class MixedPrecision(Autocast):
     # ---- the scale -----------------------------------------------------------------------------------------------
 
     def _scaler_for(self, device_type: str) -> GradScaler:
-        has_scaled = getattr(self._scaler, "_scale", None) is not None  # a scaler creates its scale with its first loss
+        has_scaled = scale_of(self._scaler) is not None  # a scaler creates its scale with its first loss
         if self._scaler is None or (self._made_for not in ("", device_type) and not has_scaled):
             self._scaler, self._made_for = GradScaler(device_type), device_type
             if self._loaded:
@@ -300,15 +299,15 @@ def _stepped_as_others(optimizer: Optimizer) -> Iterator[None]:
     has no other advantage.
     """
     own = vars(optimizer)
-    if not getattr(optimizer, _SKIPS_ITSELF, False):
+    if not getattr(optimizer, SCALES_ITSELF, False):
         yield
         return
-    before = {_SKIPS_ITSELF: own[_SKIPS_ITSELF]} if _SKIPS_ITSELF in own else {}
-    own[_SKIPS_ITSELF] = False
+    before = {SCALES_ITSELF: own[SCALES_ITSELF]} if SCALES_ITSELF in own else {}
+    own[SCALES_ITSELF] = False
     try:
         yield
     finally:
-        del own[_SKIPS_ITSELF]
+        del own[SCALES_ITSELF]
         own.update(before)
 
 
@@ -320,7 +319,7 @@ def _positive(value: Any, place: str) -> None:
 _FACTOR: Form = (int, float, _positive)
 _SCALER: Form = {
     "scale": _FACTOR, "growth_factor": _FACTOR, "backoff_factor": _FACTOR, "growth_interval": COUNT,
-    "_growth_tracker": COUNT,
+    GROWTH_TRACKER: COUNT,
     "optimizers?": [{"stepped": bool, "unscaled": bool, "found_inf": (int, float, None, number)}],
 }  # fmt: skip
 """What :meth:`MixedPrecision.state_dict` writes."""

@@ -25,8 +25,9 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
+from drivetrain.base import torch_private
 from drivetrain.base.digest import digest, leaves, numbers_of
-from drivetrain.base.torch_private import non_persistent_buffers
+from drivetrain.base.torch_private import MODULES, non_persistent_buffers, own_buffers
 from drivetrain.proof.judge import position
 from drivetrain.proof.logged import listen
 from drivetrain.proof.operations import Operations
@@ -184,7 +185,7 @@ class Recorder:
     def _look_around(self) -> None:
         alive = [each for each in gc.get_objects() if issubclass(type(each), (nn.Module, torch.amp.GradScaler))]
         modules = [each for each in alive if isinstance(each, nn.Module)]
-        inner = {id(child) for each in modules for child in vars(each).get("_modules", {}).values()}
+        inner = {id(child) for each in modules for child in vars(each).get(MODULES, {}).values()}
         self._modules = [weakref.ref(each) for each in modules if id(each) not in inner]
         self._scalers = [weakref.ref(each) for each in alive if isinstance(each, torch.amp.GradScaler)]
 
@@ -258,7 +259,7 @@ def tensors_of(module: nn.Module) -> Tensors:
     """Return a module's parameters and persistent buffers by name."""
     found: Tensors = dict(module.named_parameters())
     for prefix, each in module.named_modules():
-        for name, buffer in each._buffers.items():
+        for name, buffer in own_buffers(each).items():
             if buffer is not None and name not in non_persistent_buffers(each):
                 found[f"{prefix}.{name}" if prefix else name] = buffer
     return found
@@ -317,7 +318,7 @@ def _loss(loss: Any) -> list[Any]:
 
 def _wrap_loaders(see: Callable[[Any], None]) -> None:
     """Call ``see`` with each batch that an iterator of torch's DataLoader returns."""
-    kind: Any = dataloader._BaseDataLoaderIter
+    kind: Any = torch_private.AnyPass
     following = kind.__next__
 
     def recorded_next(self: Any) -> Any:

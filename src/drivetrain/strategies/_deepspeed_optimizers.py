@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import LBFGS, Optimizer
 
+from drivetrain.base.torch_private import update_scale
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.mixed import torch_scaler
 
@@ -121,11 +121,7 @@ class EngineScaler:
 
     def update_scale(self, overflow: bool) -> None:
         """Change the scale after a step, as torch's scaler does."""
-        own = self._scaler
-        if own._scale is not None and own.is_enabled():
-            found = torch.full((), float(overflow), device=own._scale.device)
-            options = own.get_growth_factor(), own.get_backoff_factor(), own.get_growth_interval()
-            torch._amp_update_scale_(own._scale, own._growth_tracker, found, *options)
+        update_scale(self._scaler, overflow)
 
 
 def hand_over(precision: Any, zero: Any) -> None:

@@ -22,7 +22,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.torch_private import BatchNorm
+from drivetrain.base.torch_private import BatchNorm, check_input, input_check_of_sync_batch_norm
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies.layer_sync import LayerSync, LayerSyncRegistry
 from drivetrain.strategies.peers import Peers, peers_of
@@ -132,7 +132,7 @@ class _Synchronised(BatchNorm):
         peers = peers_of(type(self).__name__, group, None) if self.training else None
         if peers is None:
             return super().forward(input)
-        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        check_input(self, input)
         with torch.no_grad():
             mean, var, count = _statistics(input if self.counts else input[:0], peers)
             if self.track_running_stats:
@@ -170,7 +170,7 @@ def _synchronised_class(was: type) -> type:
     base = was
     members: dict[str, Any] = {"was": was, "__module__": __name__}
     if was is nn.SyncBatchNorm:  # DDP rejects subclasses of SyncBatchNorm
-        base, members["_check_input_dim"] = BatchNorm, nn.SyncBatchNorm._check_input_dim
+        base, members = BatchNorm, members | input_check_of_sync_batch_norm()
     return type(f"Synchronised{was.__name__}", (_Synchronised, base), members)
 
 

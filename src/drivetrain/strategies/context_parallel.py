@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import HOST
-from drivetrain.base.packages import device_mesh, ring, ring_attention
+from drivetrain.base.packages import device_mesh, ring
+from drivetrain.base.torch_private import keep_order_in_ring
 from drivetrain.base.tree import like_list, map_leaves
 from drivetrain.errors import ConfigurationError, described, did_you_mean
 from drivetrain.strategies.group import Group
@@ -302,7 +303,7 @@ def _ring(handle: Any, size: int, device: torch.device) -> Any:
             f'attention, and no rule for it on {device.type!r}. Write context_parallel_attention="ulysses".'
         )
 
-    ring_attention._cp_options.enable_load_balance = False  # load balancing would reorder the parts
+    keep_order_in_ring()
     buffer = torch.zeros(size, device=device)  # torch requires a buffer
     mesh = device_mesh.DeviceMesh.from_group(handle, device.type)
     return ring.context_parallel(mesh, buffers=[buffer], buffer_seq_dims=[0], no_restore_buffers={buffer})

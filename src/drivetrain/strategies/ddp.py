@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.compiled import compiled_method
 from drivetrain.base.registry import Entry, first_line
-from drivetrain.base.torch_private import rebuild_buckets
+from drivetrain.base.torch_private import exchange_after_first_pass, make_static, rebuild_buckets
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
@@ -292,15 +292,13 @@ class DDPStrategy(ParallelStrategy):
             return
         model.require_backward_grad_sync = True
         if self.ddp_arguments.get("static_graph") and not model.static_graph:
-            model._set_static_graph()  # type: ignore[no-untyped-call]
+            make_static(model)
         found = [loss] if model.find_unused_parameters and not model.static_graph else []
         model.reducer.prepare_for_backward(found)
         yield
         # otherwise the end of the forward pass would prepare the reducer again
         model.require_backward_grad_sync = False
-        if model.static_graph and not model._static_graph_delay_allreduce_enqueued:
-            model._static_graph_delay_allreduce_enqueued = True
-            model.reducer._delay_all_reduce()  # type: ignore[attr-defined]  # the end of a first pass would call it
+        exchange_after_first_pass(model)
 
     # ---- optimizers ----------------------------------------------------------------------------------------------
 
@@ -412,7 +410,7 @@ def _static_from_first_exchange(model: DistributedDataParallel) -> None:
     def look(*_: Any) -> None:
         if model.require_backward_grad_sync and torch.is_grad_enabled():
             hook.remove()
-            model._set_static_graph()  # type: ignore[no-untyped-call]
+            make_static(model)
 
     hook = model.register_forward_pre_hook(look)
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from drivetrain.base.introspect import positional_arity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.torch_private import CLASSES_OF_POLICY, FSDP_STATE, FUNCTION_OF_POLICY
 from drivetrain.errors import ConfigurationError, described, did_you_mean, number_of
 
 Policy = Callable[..., Any] | Collection[type[nn.Module] | str] | type[nn.Module] | str
@@ -60,8 +61,8 @@ def matching(root: nn.Module, policy: Policy, argument: str) -> list[nn.Module]:
     Raises:
         ConfigurationError: the policy selects nothing, or ``policy`` is not a policy.
     """
-    classes = getattr(policy, "_module_classes", policy)  # torch's ModuleWrapPolicy
-    function: Any = getattr(policy, "_lambda_fn", policy)  # torch's CustomPolicy
+    classes = getattr(policy, CLASSES_OF_POLICY, policy)  # torch's ModuleWrapPolicy
+    function: Any = getattr(policy, FUNCTION_OF_POLICY, policy)  # torch's CustomPolicy
     if isinstance(classes, (type, str)):
         classes = {classes}
     asked = list(classes) if isinstance(classes, Collection) else []
@@ -102,7 +103,7 @@ _WRITE = "Write {0}={{Block}}, the classes of the layers, or a function of a mod
 def class_name(module: nn.Module) -> str:
     """Return the name of the class that the user wrote, without the prefix that FSDP adds."""
     kind = type(module)
-    return (kind.__mro__[2] if hasattr(module, "_get_fsdp_state") else kind).__name__
+    return (kind.__mro__[2] if hasattr(module, FSDP_STATE) else kind).__name__
 
 
 def _by_function(root: nn.Module, function: Callable[..., Any]) -> list[nn.Module]:

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from drivetrain.base.packages import fsdp, fsdp_common
+from drivetrain.base import torch_private
+from drivetrain.base.packages import fsdp
+from drivetrain.base.torch_private import TRAINING_STATE, fsdp_groups, gathered_of, place_of
 
 
 def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
@@ -23,9 +25,9 @@ def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
         root: the model.
         kept: the modules, possibly including ``root``, that ``fully_shard`` does not reshard after forward.
     """
-    groups = [group for module in kept for group in groups_of(module)]
+    groups = [group for module in kept for group in fsdp_groups(module)]
     if groups:
-        passes = _Passes(root, groups, groups_of(root))
+        passes = _Passes(root, groups, fsdp_groups(root))
         root.register_forward_pre_hook(passes.begin, prepend=True)
         # also after a pass that fails, because the step may catch the exception
         root.register_forward_hook(passes.end, always_call=True)
@@ -50,14 +52,14 @@ class _Passes:
     def __init__(self, root: nn.Module, groups: Sequence[Any], own: Sequence[Any]) -> None:
         self._root_zero_grad = root.zero_grad
         self._groups, self._own = groups, own
-        self._forward, self._idle = fsdp_common.TrainingState.FORWARD, fsdp_common.TrainingState.IDLE
+        self._forward, self._idle = torch_private.TrainingState.FORWARD, torch_private.TrainingState.IDLE
         self._running = 0
 
     def begin(self, module: nn.Module, args: Any) -> None:
         if not self._running:
             for group in self._groups:
                 # a failed pass stays in state "forward"; a forward pass inside backward needs the gathered parameters
-                if group.is_unsharded and group._training_state in (self._idle, self._forward):
+                if group.is_unsharded and getattr(group, TRAINING_STATE) in (self._idle, self._forward):
                     group.reshard()
         self._running += 1
 
@@ -74,7 +76,7 @@ class _Passes:
         self._running = max(0, self._running - 1)  # a hook may have failed before the pass was counted
         if self._running:
             for group in self._own:
-                group._training_state = self._forward
+                setattr(group, TRAINING_STATE, self._forward)
         elif not torch.is_grad_enabled():
             module.reshard()
 
@@ -84,18 +86,11 @@ def _drop_without_gradients(module: Any, args: Any, output: Any) -> None:
         module.reshard()
 
 
-def groups_of(module: Any) -> list[Any]:
-    """Return torch's groups of parameters that ``module``, an ``FSDPModule``, gathers together."""
-    state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)  # torch before 2.12 has a single group
-    return [each for each in ([state._fsdp_param_group] if groups is None else groups) if each is not None]
-
-
 def groups_in(module: nn.Module) -> Iterator[Any]:
     """Yield torch's groups of parameters that are gathered together."""
     for each in module.modules():
         if isinstance(each, fsdp.FSDPModule):
-            yield from groups_of(each)
+            yield from fsdp_groups(each)
 
 
 def parameters_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -103,7 +98,7 @@ def parameters_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
     names = {each: f"{name}." if name else "" for name, each in module.named_modules()}
     for group in groups_in(module):
         for parameter in group.fsdp_params:
-            info = parameter._module_info
+            info = place_of(parameter)
             yield f"{names[info.module]}{info.param_name}", parameter
 
 
@@ -113,5 +108,5 @@ def forget_iteration(module: Any) -> None:
         module.reset_iter_state()
     for _, parameter in parameters_in(module):
         parameter.unsharded_accumulated_grad = None
-        if hasattr(parameter, "_unsharded_param"):
-            parameter._unsharded_param.grad = None
+        if (gathered := gathered_of(parameter)) is not None:
+            gathered.grad = None

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
+from drivetrain.base import torch_private
 from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.packages import fsdp
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import shown_error
 from drivetrain.base.seed import rng_state, set_rng_state
-from drivetrain.base.torch_private import non_persistent_buffers
+from drivetrain.base.torch_private import gathered_of, non_persistent_buffers, own_buffers, own_parameters, shape_of
 from drivetrain.checkpoints.file import writes_files
 from drivetrain.checkpoints.sharded import place as place_of
 from drivetrain.checkpoints.sharded import read
@@ -171,7 +172,7 @@ class FullySharded(Strategy):
             rank_zero_warn(_ONE_BLOCK.format(*2 * [type(module).__name__]))
         arguments = options.for_fully_shard(mesh, pins=self.root_device != HOST)
         on_device = torch.empty(0, device=self.root_device)
-        if not torch._has_compatible_shallow_copy_type(torch.empty(0), on_device):
+        if not torch_private.can_move_in_place(torch.empty(0), on_device):
             # fully_shard moves parameters in place, which tensors on this device do not support
             module = place(module, self.root_device)
         chosen = {module, *blocks} - set(own)
@@ -216,8 +217,8 @@ class FullySharded(Strategy):
         found = super().open_gradients()
         for name, parameter in fsdp_kept.parameters_in(self.lightning_module):
             held = parameter.unsharded_accumulated_grad
-            if held is None and hasattr(parameter, "_unsharded_param"):
-                held = parameter._unsharded_param.grad
+            if held is None and (gathered := gathered_of(parameter)) is not None:
+                held = gathered.grad
             if held is None:  # between forward and backward the module may hold gathered parameters without gradients
                 held = parameter.sharded_param.grad
             if held is not None:
@@ -230,7 +231,7 @@ class FullySharded(Strategy):
             return
         for name, parameter in fsdp_kept.parameters_in(self.lightning_module):
             if name in gradients:
-                found, expected = tuple(gradients[name].shape), tuple(parameter._orig_size)
+                found, expected = tuple(gradients[name].shape), tuple(shape_of(parameter))
                 if found != expected:
                     raise CheckpointError(
                         "The checkpoint was saved inside a window of batches, where each rank keeps its shard of the "
@@ -404,15 +405,15 @@ def _replace(layers: list[nn.Module], device: torch.device, shards_on: torch.dev
     """Allocate every tensor on the meta device; tied parameters stay tied. Return the identities of new parameters."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     for layer in layers:
-        for name, parameter in layer._parameters.items():
+        for name, parameter in own_parameters(layer).items():
             if parameter is not None and parameter.is_meta:
                 if parameter not in made:
                     where = shards_on if is_dtensor(parameter) else device
                     made[parameter] = nn.Parameter(torch.empty_like(parameter, device=where), parameter.requires_grad)
-                layer._parameters[name] = made[parameter]
-        for name, buffer in layer._buffers.items():
+                own_parameters(layer)[name] = made[parameter]
+        for name, buffer in own_buffers(layer).items():
             if buffer is not None and buffer.is_meta:
-                layer._buffers[name] = torch.empty_like(buffer, device=device)
+                own_buffers(layer)[name] = torch.empty_like(buffer, device=device)
     return set(map(id, made.values()))
 
 
@@ -421,13 +422,13 @@ def _reset(layer: Any, replaced: set[int], device: torch.device, filled: set[int
     """Let ``layer`` initialise complete tensors; keep this rank's shards of those that no earlier layer has
     initialised.
     """
-    own = {name: each for name, each in layer._parameters.items() if id(each) in replaced}
+    own = {name: each for name, each in own_parameters(layer).items() if id(each) in replaced}
     whole = {name: nn.Parameter(torch.empty(each.shape, dtype=each.dtype, device=device)) for name, each in own.items()}
-    layer._parameters.update(whole)
+    own_parameters(layer).update(whole)
     try:
         layer.reset_parameters()
     finally:
-        layer._parameters.update(own)
+        own_parameters(layer).update(own)
     for name, parameter in own.items():
         if id(parameter) not in filled:
             local_shard(parameter).copy_(local_shard(shard_like(whole[name].detach(), parameter)))

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 
+from drivetrain.base import torch_private
 from drivetrain.errors import NotSupportedError
 
 _BUCKET_BYTES = 25 * 2**20
@@ -148,7 +148,7 @@ class GradientExchange:
             return
         if not self._queued:
             self._queued = True
-            Variable._execution_engine.queue_callback(self._finish)
+            torch_private.engine.queue_callback(self._finish)
         self._bucket_of[id(parameter)].waiting.discard(id(parameter))
         while self._sent < len(self._buckets) and not self._buckets[self._sent].waiting:
             self._send_next()

@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drivetrain.base.packages import c10d
-from drivetrain.base.torch_private import default_store
+from drivetrain.base import torch_private
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.strategies import collectives
 from drivetrain.strategies.collectives import operation_of, reduction_of
@@ -214,11 +213,11 @@ class TorchGroup(Group):
         Raises:
             ConfigurationError: the members are in different numbers of groups; raised on all of them.
         """
-        store = default_store()
+        store = torch_private.default_store()
         name = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
         # how often this rank has asked for this group in this job
         times = store.add(f"drivetrain/group {name} by {self.rank}", 1)
-        key, own = f"drivetrain/group {name}/{times}", str(len(c10d._world.pg_names))
+        key, own = f"drivetrain/group {name}/{times}", str(len(torch_private.world.pg_names))
         store.set(f"{key}/{self.rank}", own)
         if store.compare_set(f"{key}/first", "", own).decode() != own:
             store.set(f"{key}/differs", "1")

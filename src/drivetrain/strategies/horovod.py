@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.base.torch_private import schedulers_in
+from drivetrain.base.torch_private import LAST_RATES, schedulers_in
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, NotSupportedError
@@ -236,7 +236,7 @@ def horovod_package() -> tuple[Any, str]:
 
 def _scale(scheduler: Any, factor: int) -> None:
     """Multiply the base learning rates of a scheduler and of the schedulers inside it."""
-    for name in ("base_lrs", "_last_lr"):
+    for name in ("base_lrs", LAST_RATES):
         if (rates := getattr(scheduler, name, None)) is not None:
             setattr(scheduler, name, [rate * factor for rate in rates])
     for inner in schedulers_in(scheduler):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from drivetrain.base import torch_private
 from drivetrain.base.introspect import reads
 from drivetrain.base.packages import fsdp
 from drivetrain.strategies.fsdp_kept import forget_iteration, groups_in
@@ -54,7 +55,7 @@ class DDPPasses(LocalPasses):
         model = self._model
         model.require_forward_param_sync = True
         if model.will_sync_module_buffers():
-            model._sync_buffers()
+            torch_private.sync_buffers(model)
 
     @contextmanager
     def without_exchange(self) -> Iterator[None]:
@@ -80,14 +81,14 @@ class FSDPPasses(LocalPasses):
 
     def begin(self) -> None:
         self.end()
-        self._root._get_fsdp_state()._lazy_init()
+        torch_private.prepare_passes(self._root)
         self._groups = list(groups_in(self._root))
         for module in self._root.modules():
             if isinstance(module, fsdp.FSDPModule):
                 module.unshard()
         for group in self._groups:
             # keep the parameters gathered until all batches of the window are done
-            group._to_sharded = group._to_sharded_post_forward = _stay
+            vars(group).update(dict.fromkeys(torch_private.RESHARDING, _stay))
         self._root.set_requires_gradient_sync(False)
 
     def forget(self) -> None:
@@ -95,19 +96,18 @@ class FSDPPasses(LocalPasses):
 
     def exchange(self) -> None:
         self.end()
-        state = self._root._get_fsdp_state()
         for group in groups_in(self._root):
-            group._training_state = type(group._training_state).IDLE
-        state._root_post_backward_final_callback()  # reduces the gradients of each group, and shards it again
+            setattr(group, torch_private.TRAINING_STATE, torch_private.TrainingState.IDLE)
+        torch_private.end_backward(self._root)
         for group in groups_in(self._root):
             # hooks may have frozen the gathered parameters, which the module held instead of the shards
             for parameter in group.fsdp_params:
-                parameter.sharded_param.requires_grad_(parameter._unsharded_param.requires_grad)
+                parameter.sharded_param.requires_grad_(torch_private.gathered_of(parameter).requires_grad)
             group.reshard()
 
     def end(self) -> None:
         for group in self._groups:
-            for name in ("_to_sharded", "_to_sharded_post_forward"):
+            for name in torch_private.RESHARDING:
                 vars(group).pop(name, None)
         if self._groups:
             self._root.set_requires_gradient_sync(True)

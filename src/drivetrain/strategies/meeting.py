@@ -18,15 +18,16 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drivetrain.base.packages import rendezvous, stores
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, DrivetrainError
 from drivetrain.launchers.script import started_by_rank
 from drivetrain.strategies.peers import some
 
+_STORES: Any = dist  # has them without types
 # the network interface on which Gloo listens; torch reads the variable whenever a group is created
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK_INTERFACES = {"linux": "lo", "darwin": "lo0"}
+_TORCHRUNS_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun sets it where a process of its own holds the store
 _WITHOUT_STORE = ("mpi", "fake")  # backends without a store
 _PROBE_S = 0.5
 _SHORTEST_S = 0.01
@@ -117,21 +118,21 @@ class Meeting:
         Args:
             own_socket: let rank 0 listen only at this address; torch's own socket listens on every interface.
         """
-        serves = self.rank == 0 and not rendezvous._torchelastic_use_agent_store()
+        serves = self.rank == 0 and os.environ.get(_TORCHRUNS_STORE) != "True"
         options: dict[str, Any] = {} if not (serves and own_socket) else self._listening()
         options.update(
             world_size=self.world_size, is_master=serves, timeout=self.timeout, wait_for_workers=False,
             multi_tenant=serves, use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
         )  # fmt: skip
         try:
-            store = self._in_time(lambda: stores.TCPStore(self.address, self.port, **options))
+            store = self._in_time(lambda: _STORES.TCPStore(self.address, self.port, **options))
         except RuntimeError as error:
             if serves and ("EADDRINUSE" in str(error) or "EACCES" in str(error)):
                 raise self._cannot_listen(str(error)) from error
             raise self._no_answer() from error
-        if rendezvous._torchelastic_use_agent_store():
+        if os.environ.get(_TORCHRUNS_STORE) == "True":
             # torchrun's store outlives the processes, and still holds the addresses of earlier attempts.
-            store = stores.PrefixStore(f"restart_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+            store = _STORES.PrefixStore(f"restart_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         self.wait_for_all(store, _HERE)
         return store
 

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base import torch_private
 from drivetrain.base.packages import device_mesh, fsdp
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.seed import rng_state, set_rng_state
+from drivetrain.base.torch_private import UNSCALE
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
@@ -263,7 +265,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         precision = self.precision_plugin
         if (scaler := torch_scaler(precision)) is not None:
             self._scaler = scaler
-            vars(self._scaler)["_unscale_grads_"] = self._unscale_shards
+            vars(self._scaler)[UNSCALE] = self._unscale_shards
         return module
 
     def _shard(self, module: nn.Module) -> None:
@@ -354,7 +356,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             if shard.dtype == torch.float16 and not allow_fp16:
                 raise ValueError("Attempting to unscale FP16 gradients.")
             here = found.setdefault(shard.device, found_inf.to(shard.device, copy=True))
-            torch._amp_foreach_non_finite_check_and_unscale_([shard], here, inv_scale.to(shard.device))
+            torch_private.unscale_([shard], here, inv_scale.to(shard.device))
         flag = torch.stack([each.to(self.root_device).reshape(()) for each in found.values()]).amax()
         return {self.root_device: self.world.all_reduce(flag.reshape(1), "max")}
 
@@ -362,7 +364,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         while self._hooks:
             self._hooks.popitem()[1].remove()
         if self._scaler is not None:
-            del vars(self._scaler)["_unscale_grads_"]
+            del vars(self._scaler)[UNSCALE]
             self._scaler = None
         leave_all()
         vars(self).pop(_TO_DEVICE, None)

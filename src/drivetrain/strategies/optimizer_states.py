@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import WrongForm, check_optimizer_state, expect, restoring
+from drivetrain.base.torch_private import class_in_shards
 from drivetrain.errors import CheckpointError
 
 State = dict[str, Any]
@@ -80,7 +81,7 @@ def describe(module: nn.Module, optimizer: Optimizer) -> State:
 
 def _class_of(optimizer: Optimizer) -> str:
     """Return the class's name; for torch's ZeroRedundancyOptimizer, the name of the class that it shards."""
-    return getattr(optimizer, "_optim_constructor", type(optimizer)).__name__
+    return (class_in_shards(optimizer) or type(optimizer)).__name__
 
 
 def restore(strategy: Any, module: nn.Module, checkpoint: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.packages import pipelining
+from drivetrain.base.torch_private import own_parameters
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError, described
 from drivetrain.strategies.optimizer_states import parameters_of
@@ -100,7 +101,7 @@ def keep(module: nn.Module, owners: Mapping[str, int], index: int) -> None:
         path, _, own = name.rpartition(".")
         layer, tensor = module.get_submodule(path), there[name]
         empty = torch.empty_like(tensor, device="meta")
-        if own in layer._parameters:
+        if own in own_parameters(layer):
             empty = nn.Parameter(empty, tensor.requires_grad)
         setattr(layer, own, made.setdefault(id(tensor), empty))
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from drivetrain.base.torch_private import own_parameters
 from drivetrain.base.tree import map_leaves
 
 
@@ -15,13 +16,13 @@ def place(module: nn.Module, device: torch.device) -> nn.Module:
     On most devices parameter objects stay the same. Some devices create new objects, one for every name: two layers
     that shared a weight would silently train separate copies.
     """
-    named = [(owner, name, parameter) for owner in module.modules() for name, parameter in owner._parameters.items()]
+    named = [(owner, name, each) for owner in module.modules() for name, each in own_parameters(owner).items()]
     to_device = module.to(device)
     module = module if to_device is None else to_device  # an override of ``to`` may return nothing
     moved: dict[int, nn.Parameter | None] = {}
     for owner, name, before in named:
-        if before is not None and owner._parameters[name] is not before:
-            owner._parameters[name] = moved.setdefault(id(before), owner._parameters[name])
+        if before is not None and own_parameters(owner)[name] is not before:
+            own_parameters(owner)[name] = moved.setdefault(id(before), own_parameters(owner)[name])
     return module
 
 

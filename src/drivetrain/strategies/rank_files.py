@@ -173,7 +173,7 @@ def shares(strategy: Strategy, part: Mapping[str, Any]) -> tuple[list[int], dict
     """
     rank, count = strategy.global_rank, strategy.world_size
     alone = list(range(1, count)), {rank: part} if rank else {}
-    world, here = strategy._plain_world, getattr(strategy, "num_processes", 1)
+    world, here = strategy._plain_world, len(strategy.parallel_devices)
     if count == 2 or not world.can_divide_on_host:
         return alone
     fits = here > 1 and count % here == 0 and rank % here == strategy.local_rank and _bytes_of(part) <= _LARGE
@@ -373,9 +373,11 @@ def checked(listed: Entry, path: str | Path) -> str:
         CheckpointError: the file is missing or has changed since it was written; the message names it.
     """
     file = place_of(entry(listed, "name", str), path)
-    if "crc32" in listed and _is_local(path):
-        if not os.path.isfile(file):
-            raise CheckpointError(f"{file} is missing")
+    if not _is_local(path):
+        return file
+    if not os.path.exists(file):
+        raise CheckpointError(f"{file} is missing")
+    if "crc32" in listed:  # not if a remote store has written the file
         size, checksum = _measured(file)
         if size != entry(listed, "size", count):
             raise CheckpointError(f"{file} has {size} bytes, and {listed['size']} were written")

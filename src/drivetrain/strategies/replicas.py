@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base import torch_private
 from drivetrain.base.introspect import defined_by_user
 from drivetrain.errors import NotSupportedError
 from drivetrain.logbook.parts import PartBook, logging_into, merge
@@ -188,24 +189,23 @@ def replica(module: nn.Module, device: torch.device, moves: bool = True) -> nn.M
 
     def new_copy(original: nn.Module) -> nn.Module:
         # torch.compile's wrapper runs the original module, so copy the original
-        if (inside := original._modules.get("_orig_mod")) is not None:
+        if (inside := torch_private.own_modules(original).get(torch_private.WRAPPED)) is not None:
             return copied(inside)
         if _is_metric(original):
             return _NoMetric(type(original).__name__) if moves else original
-        copy: nn.Module = original._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        copy = torch_private.replica_of(original)
         own = copy.__dict__
-        own.pop("_compiled_call_impl", None)  # a compiled call would run the original module
-        own["_parameters"] = {
+        own[torch_private.PARAMETERS] = {
             name: None if parameter is None else tensor_on_device(parameter) if moves else parameter
-            for name, parameter in original._parameters.items()
+            for name, parameter in torch_private.own_parameters(original).items()
         }
-        own["_buffers"] = {
+        own[torch_private.BUFFERS] = {
             name: None if buffer is None else buffer.to(device, non_blocking=True, copy=True)
-            for name, buffer in original._buffers.items()
+            for name, buffer in torch_private.own_buffers(original).items()
         }
-        own["_modules"] = {name: None if child is None else copied(child) for name, child in original._modules.items()}
-        if "_flat_weights_names" in own:  # an RNN, which also keeps its weights in a list
-            own["_flat_weights"] = [getattr(copy, name, None) for name in own["_flat_weights_names"]]
+        children = torch_private.own_modules(original)
+        own[torch_private.MODULES] = {name: None if each is None else copied(each) for name, each in children.items()}
+        torch_private.list_weights_of_rnn(copy)
         return copy
 
     return copied(module)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drivetrain.base.torch_private import foreach_mul_
+from drivetrain.base import torch_private
 from drivetrain.strategies.sharded_state import is_dtensor, local_shard
 
 
@@ -96,7 +96,7 @@ def clip_by_norm(
     for shard in map(local_shard, gradients):
         by_device.setdefault(shard.device, []).append(shard)
     for device, shards in by_device.items():
-        foreach_mul_(shards, coefficient.to(device))
+        torch_private.foreach_mul_(shards, coefficient.to(device))
     return norm
 
 

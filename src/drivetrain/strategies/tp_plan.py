@@ -11,6 +11,7 @@ from torch import nn
 
 from drivetrain.base.packages import dtensor, tensor_parallel
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.torch_private import own_parameters
 from drivetrain.errors import ConfigurationError, described, did_you_mean
 
 
@@ -122,7 +123,7 @@ def _tied(root: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:
     """Return the parameters that several layers share: path, layer and name of each occurrence."""
     owners: dict[int, list[tuple[str, nn.Module, str]]] = {}
     for path, module in root.named_modules():
-        for name, parameter in module._parameters.items():
+        for name, parameter in own_parameters(module).items():
             if parameter is not None:
                 owners.setdefault(id(parameter), []).append((f"{path}.{name}" if path else name, module, name))
     return [each for each in owners.values() if len(each) > 1]
@@ -136,12 +137,12 @@ def _tie_again(tied: list[list[tuple[str, nn.Module, str]]]) -> None:
     """
     for owners in tied:
         (first, module, name), *others = owners
-        parameter: Any = module._parameters[name]
+        parameter = own_parameters(module)[name]
         for other, its_module, its_name in others:
-            its: Any = its_module._parameters[its_name]
+            its = own_parameters(its_module)[its_name]
             if getattr(its, "placements", None) != getattr(parameter, "placements", None):
                 raise ConfigurationError(
                     f"{first} and {other} are one parameter, and the tp_plan splits them differently. Split both along "
                     'the same dimension: an embedding "embedding_rowwise" goes with a linear layer "colwise".'
                 )
-            its_module._parameters[its_name] = parameter
+            own_parameters(its_module)[its_name] = parameter

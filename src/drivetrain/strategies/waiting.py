@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drivetrain.base.torch_private import default_store
+from drivetrain.base import torch_private
 from drivetrain.errors import DrivetrainError, PeerError, text_of
 
 _FAILED = "drivetrain/failed"  # key prefix in the store: the number of failed ranks, and below it their texts
@@ -132,7 +132,7 @@ def store_of_job() -> Any:
     if not dist.is_available() or not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
         return None
 
-    return default_store() if dist.get_world_size() > 1 else None
+    return torch_private.default_store() if dist.get_world_size() > 1 else None
 
 
 # ---- an exchange -----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from drivetrain.base import torch_private
 from drivetrain.base.torch_private import schema_of, without_torch_function
 from drivetrain.testing._places import ANYWHERE, Place, Places, spelled, storage_of
 from drivetrain.testing.record import Move, Record, Step, Sync
@@ -110,7 +111,7 @@ class Machine:
         """Record that ``tensor`` was moved from ``source`` to ``target``."""
         with without_torch_function():
             if tensor.layout is torch.sparse_coo:
-                tensor = tensor._values()
+                tensor = torch_private.stored_values(tensor)
             size = tensor.numel() * tensor.element_size()
         self.note_bytes(source, target, size, blocking, pinned=pinned)
 
@@ -182,7 +183,7 @@ class Machine:
         if self._landing:
             return self._landing[-1]
         device = kwargs.get("device")
-        converts = func is torch.ops.aten._to_copy.default
+        converts = func is torch_private.to_copy
         if device is not None and device.type == "cpu" and device.index is not None:
             target = self.places.check(device)
             if converts and target != place:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drivetrain.base import torch_private
 from drivetrain.base.torch_private import storage_key
 
 Place = int | None
@@ -122,7 +123,7 @@ def storage_of(tensor: Tensor) -> Any:
         return None
     try:
         if tensor.layout is torch.sparse_coo:
-            tensor = tensor._values()
+            tensor = torch_private.stored_values(tensor)
         elif tensor.layout is not torch.strided:
             tensor = tensor.values()
         return tensor.untyped_storage()

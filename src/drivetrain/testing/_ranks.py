@@ -17,9 +17,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from drivetrain.base.torch_private import DYNAMO
 from drivetrain.clusters.local import free_port
 
-_PRELOADED = ["torch", "torch._dynamo", "drivetrain.trainer.trainer", "pytest"]
+_PRELOADED = ["torch", DYNAMO, "drivetrain.trainer.trainer", "pytest"]
 _GRACE_S = 5.0  # seconds for the other ranks, after one has failed
 
 

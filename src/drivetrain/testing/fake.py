@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.accelerators.torch_device import parse_indices
+from drivetrain.base.torch_private import where
 from drivetrain.errors import ConfigurationError, is_count, shown
 from drivetrain.testing._machine import Machine
 from drivetrain.testing._modes import CallMode, OperationMode
@@ -170,10 +171,9 @@ def _recording(devices: int | None) -> Iterator[Record]:
         stack.callback(_stop)
         calls = CallMode(machine)
         stack.enter_context(_steps_noted(machine))
-        stack.enter_context(_replaced(torch._C, "_group_tensors_by_device_and_dtype", _grouped))
-        stack.enter_context(_replaced(torch.autograd, "_engine_run_backward", functools.partial(_seen_by, calls)))
-        push = "_push_saved_tensors_default_hooks"
-        stack.enter_context(_replaced(torch._C._autograd, push, functools.partial(_hooks_seen_by, calls)))
+        stack.enter_context(_replaced(*where("group_tensors"), _grouped))
+        stack.enter_context(_replaced(*where("run_engine"), functools.partial(_seen_by, calls)))
+        stack.enter_context(_replaced(*where("push_hooks"), functools.partial(_hooks_seen_by, calls)))
         stack.enter_context(OperationMode(machine))
         stack.enter_context(calls)
         yield machine.record

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from drivetrain.accelerators.accelerator import HOST
+from drivetrain.base import torch_private
 from drivetrain.base.compile_options import CompileOptions
 from drivetrain.base.compiled import compile_forward, compile_in_place, context_of, keep_out_of_graphs, leave_uncompiled
-from drivetrain.base.packages import cpp_builder, inductor_exc
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.registry import load
 from drivetrain.errors import ConfigurationError, shown
@@ -75,8 +75,8 @@ def _check_compiler(device: torch.device, options: CompileOptions, asked: Any) -
     missing = ""
     if device == HOST:  # on other devices, torch's own error names what is missing
         try:
-            cpp_builder.get_cpp_compiler()
-        except inductor_exc.InvalidCxxCompiler as error:
+            torch_private.cpp_compiler()
+        except torch_private.InvalidCxxCompiler as error:
             missing = f"a C++ compiler, and found none ({shown(str(error))}). Install g++ or name one in CXX"
     if missing:
         cure = {**options.arguments, "backend": "aot_eager"}

@@ -25,6 +25,7 @@ from drivetrain.checkpoints.io import CheckpointIO, newest_first
 from drivetrain.errors import CheckpointError, CheckpointNameError
 from drivetrain.module.loading import raw_hparams
 from drivetrain.strategies import rank_files
+from drivetrain.trainer import telling
 from drivetrain.trainer.other_ranks import saved_by, why_as_many
 from drivetrain.trainer.rank_parts import is_inside
 
@@ -109,6 +110,8 @@ def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -
                     f'ckpt_path="last" passes over what cannot be resumed from: {found.passed_over}. The newest '
                     f"complete checkpoint is taken: {path}."
                 )
+            if fitting:
+                telling.continue_numbered_runs(trainer, found.entry(path), path)
             return path
     if found.broken:
         raise CheckpointError(
@@ -188,10 +191,10 @@ class _Found:
 
     def is_own(self, path: str, others: set[str]) -> bool:
         """Whether this program with this configuration has saved ``path``, or may have begun to save it."""
-        entry = self._entry(path)
+        entry = self.entry(path)
         if entry is None:  # decide by the files beside the checkpoint
             folder = os.path.dirname(path)
-            beside = [self._entry(other) for other in others if os.path.dirname(other) == folder]
+            beside = [self.entry(other) for other in others if os.path.dirname(other) == folder]
             said = [self._saved_by(each) for each in beside if each is not None]
             return not said or self._program in said
         saved_by = self._saved_by(entry)
@@ -207,7 +210,7 @@ class _Found:
         saved_by = entry.get("program")
         return {"fit": self._program.get("fit"), **saved_by} if isinstance(saved_by, Mapping) else {}
 
-    def _entry(self, path: str) -> Mapping[str, Any] | None:
+    def entry(self, path: str) -> Mapping[str, Any] | None:
         """Return the entries of a checkpoint, without its tensors if possible; ``None``: unknown."""
         if path not in self._entries:
             self._entries[path] = None
@@ -224,7 +227,7 @@ class _Found:
         """Whether a run can resume from ``path``; otherwise record the reason."""
         trainer, store = self._trainer, self._store
         if path.endswith(rank_files.UNFINISHED):
-            lost = rank_files.missing(store, (self._entry(path) or {}).get("rank_files", ()), path)
+            lost = rank_files.missing(store, (self.entry(path) or {}).get("rank_files", ()), path)
             self.unfinished.append(f"the save of {path} was not finished" + (f" ({lost} is missing)" if lost else ""))
             return False
         if trainer.strategy.reads_folder(path):

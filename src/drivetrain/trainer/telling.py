@@ -99,6 +99,16 @@ def _keyed(trainer: Any) -> list[tuple[str, Any]]:
     return keyed
 
 
+def continue_numbered_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, path: str) -> None:
+    """Let loggers that number their runs continue those that saved the checkpoint at ``path``, the newest one of this
+    program; ``checkpoint``: its entries, or ``None`` if they cannot be read yet.
+    """
+    states = {} if checkpoint is None else checkpoint.get("loggers", {})
+    for key, logger in _keyed(trainer):
+        if checkpoint is None or (isinstance(states, Mapping) and key in states):
+            tell_one(trainer, logger, "continue_run", states.get(key, {}), path, begins=True)
+
+
 def continue_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, same_loggers: bool) -> None:
     """Let the loggers of a fit continue the logged runs in ``checkpoint``, or begin new ones; all ranks call it.
 

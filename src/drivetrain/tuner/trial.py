@@ -15,6 +15,7 @@ from torch import Tensor
 from drivetrain.advice.losses import Patience
 from drivetrain.base.registry import load
 from drivetrain.base.seed import isolate_rng
+from drivetrain.base.torch_private import STEPPED, own_buffers
 from drivetrain.base.tree import leaves
 from drivetrain.callback import Callback, Checkpoint, connect_module
 from drivetrain.data.kept import generators_among, is_one_shot, objects_kept, parts_of, workers_kept
@@ -141,7 +142,7 @@ def _trainer_kept(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def _module_kept(module: torch.nn.Module, datamodule: Any) -> Iterator[None]:
-    buffers = [(each, dict(each._buffers)) for each in module.modules()]
+    buffers = [(each, dict(own_buffers(each))) for each in module.modules()]
     tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
     parameters = [(each, each.grad, each.requires_grad) for each in module.parameters()]
     modes = [(each, each.training) for each in module.modules()]
@@ -156,8 +157,8 @@ def _module_kept(module: torch.nn.Module, datamodule: Any) -> Iterator[None]:
             yield
     finally:
         for each, named in buffers:
-            each._buffers.clear()
-            each._buffers.update(named)
+            own_buffers(each).clear()
+            own_buffers(each).update(named)
         for parameter, grad, requires_grad in parameters:
             parameter.grad, parameter.requires_grad = grad, requires_grad
         for each, training in modes:
@@ -202,7 +203,7 @@ def _optimizers_kept(strategy: Any) -> Iterator[None]:
     states = [{key: _copied(value) for key, value in each.state.items()} for each in optimizers]
     tensors = [value for _, value in leaves([list(state.values()) for state in states]) if isinstance(value, Tensor)]
     groups = [[copy.copy(group) for group in each.param_groups] for each in optimizers]
-    called = [vars(each).get("_opt_called") for each in optimizers]
+    called = [vars(each).get(STEPPED) for each in optimizers]
     precision, module = strategy.precision_plugin, strategy.lightning_module
     kept = copy.deepcopy(precision.state_dict(module, optimizers))
     by_hand = [] if module.automatic_optimization else schedulers
@@ -219,7 +220,7 @@ def _optimizers_kept(strategy: Any) -> Iterator[None]:
                 group.clear()
                 group.update(before)
             if stepped is None:
-                vars(optimizer).pop("_opt_called", None)
+                vars(optimizer).pop(STEPPED, None)
         if kept:
             precision.load_state_dict(kept, module, optimizers)
 

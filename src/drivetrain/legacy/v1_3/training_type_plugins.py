@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.base.packages import dist_optim
-from drivetrain.base.torch_private import mark_as_stepped
+from drivetrain.base.torch_private import WATCHED, mark_as_stepped
 from drivetrain.errors import ConfigurationError, described
 from drivetrain.legacy.v1_3.training_type_plugin import TrainingTypePlugin
 from drivetrain.strategies.strategy import StrategyRegistry
@@ -255,5 +255,5 @@ def _move_scheduler(scheduler: Any, optimizer: Any) -> None:
         mark_as_stepped(optimizer)
         return step(*args, **kwargs)
 
-    watched._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # or the scheduler would warn
+    setattr(watched, WATCHED, True)  # or the scheduler would warn
     optimizer.step, scheduler.optimizer = watched, optimizer
