@@ -318,18 +318,14 @@ class _StoreOfThread:
 
     def __enter__(self) -> None:
         from drivetrain.base import torch_private
-        from drivetrain.strategies import group
 
-        self._before = [(module, module.c10d) for module in (group, torch_private)]
-        stand_in = SimpleNamespace(
-            _get_default_store=lambda: self.current.store, _world=SimpleNamespace(pg_names={})
-        )  # fmt: skip
-        for module, _ in self._before:
-            module.c10d = stand_in  # type: ignore[attr-defined]  # in place of torch's module
+        self._before = {name: getattr(torch_private, name) for name in ("default_store", "world")}
+        vars(torch_private).update(default_store=lambda: self.current.store, world=SimpleNamespace(pg_names={}))
 
     def __exit__(self, *exception: object) -> None:
-        for module, own in self._before:
-            module.c10d = own  # type: ignore[attr-defined]  # as above
+        from drivetrain.base import torch_private
+
+        vars(torch_private).update(self._before)
 
 
 def _in_threads(world_size: int, function: Callable[[CountingStore, int], None]) -> list[tuple[int, int]]:

@@ -107,6 +107,8 @@ RUNS_CODE = {
     "compat/weights.py": {"torch.load": 1},  # the same
     "launchers/child.py": {"pickle.loads": 1, "torch.load": 1},  # a parent and its child, in a folder of their own
     "launchers/folder.py": {"subprocess.Popen": 1},  # a shell with a fixed text, to which the folder is an argument
+    "forecast/child.py": {"pickle.loads": 1},  # from the command that has started it, in a folder of their own
+    "forecast/check.py": {"pickle.load": 1},  # from the process of which this one is a copy, through a pipe
     "forecast/command.py": {"pickle.loads": 1},  # from its own child, in a folder of their own
     "forecast/tries.py": {"pickle.loads": 1},  # from a copy of this process, through a pipe
     "launchers/_ray_actor.py": {"pickle.loads": 2},  # between actors of one Ray job

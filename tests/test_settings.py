@@ -324,6 +324,7 @@ def test_the_surface_of_spec_3_1_is_complete() -> None:
         "sample_seeds",
         "replica_check_every",
         "replay_every",
+        "plan_check",
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -347,6 +348,7 @@ def _let_torch_set_itself_up() -> None:
     assert len(list(DataLoader(DATASET, num_workers=1))) == len(DATASET)  # handles SIGCHLD from now on
     torch.use_deterministic_algorithms(True)  # imports its compiler, with a variable and a warning filter
     torch.use_deterministic_algorithms(False)
+    importlib.import_module("sympy")  # adds a warning filter; torch 2.9 imports it in the first fit
     for thread in threading.enumerate():
         if thread is not threading.current_thread():
             thread.join(timeout=0.5)  # one that an earlier test has left and that is about to end

@@ -62,14 +62,20 @@ ATTRIBUTES = {
     "torch.distributed.fsdp.FSDPModule": "_get_fsdp_state",
     "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam": "_module_info _orig_size _unsharded_param",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup": (
-        "_to_sharded _to_sharded_post_forward _training_state"
+        "_all_gather_result _all_reduce_state _partial_reduce_output _post_forward_indices _post_reduce_event "
+        "_reshard_after_forward_event _to_sharded _to_sharded_post_forward _training_state"
     ),
     "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState": (
-        "_fsdp_param_group _fsdp_param_groups _lazy_init _root_post_backward_final_callback"
+        "_comm_ctx _device_handle _fsdp_param_group _fsdp_param_groups _is_root _lazy_init _modules_to_run_forward "
+        "_root_post_backward_final_callback _state_ctx"
     ),
     "torch.distributed.fsdp.wrap.CustomPolicy": "_lambda_fn",
     "torch.distributed.fsdp.wrap.ModuleWrapPolicy": "_module_classes",
     "torch.distributed.optim.ZeroRedundancyOptimizer": "_optim_constructor",
+    "torch.distributed.device_mesh.DeviceMesh": "_concatenate",
+    "torch.distributed.pipelining.PipelineStage": "_get_init_p2p_neighbors_ops",
+    "torch.distributed.pipelining.schedules.ScheduleGPipe": "_n_microbatches",
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator": "_propagate_tensor_meta_non_cached",
     "torch.distributed.tensor.experimental._attention": "_cp_options",
     "torch.distributed.tensor.experimental._attention._cp_options": "enable_load_balance",
     "torch.nn.Module": (
@@ -90,6 +96,7 @@ ATTRIBUTES = {
     "torch.optim.Optimizer": "_optimizer_step_post_hooks _optimizer_step_pre_hooks",
     "torch.optim.lr_scheduler": "_last_lr _opt_called _wrapped_by_lr_sched",
     "torch.optim.lr_scheduler.SequentialLR": "_schedulers",
+    "torch.distributed.pipelining.stage.PipelineStage": "_warmup_backward_result _warmup_forward_vote",
     "torch.optim.optimizer": "_get_value _warned_capturable_if_run_uncaptured",
     "torch.utils.data.DataLoader": "_get_iterator _iterator",
     "torch.utils.data.RandomSampler": "_num_samples",

@@ -157,6 +157,16 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 }
 
+// Newer versions of torch have this fallback of their own; torch 2.9 runs no operators of its collectives without it.
+static torch::Library* autograd = [] {
+  if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(c10::DispatchKey::AutogradPrivateUse1)) {
+    return static_cast<torch::Library*>(nullptr);
+  }
+  static torch::Library made = MAKE_TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1);
+  made.fallback(torch::CppFunction::makeFallthrough());
+  return &made;
+}();
+
 // copy_from() knows both bits. Without these lines torch would resolve them by a copy, and that one by another.
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
   m.impl("_copy_from", torch::CppFunction::makeFallthrough());

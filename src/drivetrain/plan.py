@@ -427,7 +427,8 @@ def _devices(
         check_numbers(given, parsed, accelerator)
     if not devices:
         raise ConfigurationError(f"devices={given!r} means no device of {accelerator.name!r}. Write devices=1.")
-    check_limit(given, len(set(devices)), accelerator, reserved)
+    count = len(set(devices) if given == "auto" else devices)  # processes may share a device that a cluster divides
+    check_limit(given, count, accelerator, reserved)
     return devices, why
 
 

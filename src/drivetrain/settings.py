@@ -134,6 +134,7 @@ class Settings:
         sample_seeds: the random numbers of a training sample depend only on seed, epoch and index.
         replica_check_every: compare the model's replicas every n optimizer steps and before each save; None: never.
         replay_every: compute every n-th optimizer step twice, and warn if the two results differ; None: never.
+        plan_check: "warn": say if the device's peak of memory is over a tenth apart from that of drivetrain plan; None: no.
 
     Raises:
         ConfigurationError: an argument does not accept its value.
@@ -201,6 +202,7 @@ class Settings:
     sample_seeds: bool = False
     replica_check_every: int | None = None
     replay_every: int | None = None
+    plan_check: Literal["warn"] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.logger, Iterator):  # converted so that it can be iterated more than once
@@ -402,26 +404,20 @@ def _compile(name: str, value: Any) -> None:
         raise _wrong(name, value, "True, layers or arguments of torch.compile", f"{name}=True")
 
 
+_STAGES = ("train", "val", "test", "predict")
 _RULES: dict[str, Callable[[str, Any], None]] = {
     **{field.name: _one_of(True, False) for field in dataclasses.fields(Settings) if field.type == "bool"},
     **{field.name: _one_of(True, False, None) for field in dataclasses.fields(Settings) if field.type == "bool | None"},
     "num_nodes": _count(1, optional=False),
     "fast_dev_run": _fast_dev_run,
-    "max_epochs": _count(-1, optional=True),
-    "min_epochs": _count(0, optional=True),
+    **dict.fromkeys(("max_epochs", "num_sanity_val_steps"), _count(-1, optional=True)),
+    **dict.fromkeys(("min_epochs", "min_steps", "log_every_n_steps"), _count(0, optional=True)),
     "max_steps": _count(-1, optional=False),
     "max_time": _duration,
     "stop_timeout_s": _seconds,
-    "min_steps": _count(0, optional=True),
-    "limit_train_batches": _limit,
-    "limit_val_batches": _limit,
-    "limit_test_batches": _limit,
-    "limit_predict_batches": _limit,
-    "overfit_batches": _limit,
+    **dict.fromkeys((*(f"limit_{name}_batches" for name in _STAGES), "overfit_batches"), _limit),
     "val_check_interval": _interval,
     "check_val_every_n_epoch": _count(1, optional=True),
-    "num_sanity_val_steps": _count(-1, optional=True),
-    "log_every_n_steps": _count(0, optional=True),
     "accumulate_grad_batches": _accumulation,
     "gradient_clip_val": functools.partial(_amount, "1.0"),
     "gradient_clip_algorithm": _one_of("norm", "value", None),
@@ -433,6 +429,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "cuda_graphs": _one_of("auto", True, False),
     **dict.fromkeys(("replica_check_every", "replay_every"), _count(1, optional=True)),
     "optimizer_kernels": _one_of("equal", "fastest", None),
+    "plan_check": _one_of("warn", None),
 }
 
 

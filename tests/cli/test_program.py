@@ -13,6 +13,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from drivetrain.cli.program import add_program_arguments, command_of, program_parser
+
 Run = Callable[..., "CompletedProcess[str]"]
 
 PROBE = '''\
@@ -150,3 +152,27 @@ def test_a_missing_file_and_a_missing_module_are_answered(python: Run) -> None:
     plain, ours = run_both(python, "-m", "trian")
     assert ours.returncode == plain.returncode == 1
     assert "No module named trian" in ours.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (["train.py", "--json", "--lr=1"], "advise: --json stands after train.py, so the program gets it"),
+        (["train.py", "--kills=3", "-h"], "advise: --kills stands after train.py"),
+        (["--json", "train.py", "--lr=1", "-m"], ""),
+    ],
+)
+def test_an_option_that_stands_after_the_program_is_named(
+    words: list[str], note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    parser = program_parser("advise", "")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--kills")
+    add_program_arguments(parser)
+    given = parser.parse_args(words)
+    assert command_of(given, parser) == words[words.index("train.py") :]  # the program gets it all the same
+    said = capsys.readouterr().err
+    assert note in said
+    assert bool(said) == bool(note)

@@ -38,7 +38,16 @@ def test_what_is_open_is_named_in_full_and_is_different(maker: ModuleType) -> No
 
 
 def test_the_page_is_up_to_date(maker: ModuleType) -> None:
-    assert maker.PAGE.read_text(encoding="utf-8") == maker.page(), "run python docs/make_compat_members.py"
+    """Without the lines that count the arguments of torch's own class, which each version of torch may add to."""
+
+    def lines(page: str) -> list[str]:
+        return [
+            line for line in page.splitlines() if "types.DistributedDataParallel" not in line and "In all" not in line
+        ]
+
+    assert lines(maker.PAGE.read_text(encoding="utf-8")) == lines(maker.page()), (
+        "run python docs/make_compat_members.py"
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.distributed.sharded import Saves, near, same, token_data, whole
+from tests.distributed.sharded import NEW_TORCH, Saves, near, same, token_data, whole
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -20,6 +20,8 @@ from drivetrain.base.tree import map_leaves
 from drivetrain.errors import CheckpointError
 
 LONG = os.environ.get("DRIVETRAIN_FAULTS", "") == "long"
+# torch's clip_grad_norm_, which the example has, adds its 1e-6 to each rank's part of the norm in torch 2.9.
+CLIPPED = {"rtol": 1e-9, "atol": 1e-9} if NEW_TORCH else {"rtol": 1e-6, "atol": 1e-6}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp2_strategy.py"
 
 
@@ -136,9 +138,9 @@ def test_it_trains_to_the_numbers_of_one_process(pool: Any, clipping: dict[str, 
     ranks = pool.run(_fitted, arguments, group=False)
     for rank in ranks:
         assert rank["steps"] == alone["steps"] == 4
-        near(rank["weights"], alone["weights"])
-        near(rank["gradients"], alone["gradients"])
-    near(mean_losses(ranks), alone["losses"])
+        torch.testing.assert_close(rank["weights"], alone["weights"], **CLIPPED)
+        torch.testing.assert_close(rank["gradients"], alone["gradients"], **CLIPPED)
+    torch.testing.assert_close(mean_losses(ranks), alone["losses"], **CLIPPED)
 
 
 def _fitted(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -164,8 +166,8 @@ def test_weighted_losses_add_up_to_those_of_one_process(pool: Any, weighted: str
     arguments = {"weighted": weighted, "accumulate_grad_batches": 4, "gradient_clip_val": 0.05}
     alone = fitted(1, **arguments)
     for rank in pool.run(_fitted, arguments, group=False):
-        near(rank["weights"], alone["weights"])
-        near(rank["gradients"], alone["gradients"])
+        torch.testing.assert_close(rank["weights"], alone["weights"], **CLIPPED)
+        torch.testing.assert_close(rank["gradients"], alone["gradients"], **CLIPPED)
 
 
 # ---- every entry point -----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.distributed.sharded import Saves, whole
+from tests.distributed.sharded import Saves, on_two_dimensions, whole
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -388,6 +388,7 @@ def open_window(path: Path, on_a_mesh: bool, resumes: bool) -> str:
     return ""
 
 
+@on_two_dimensions
 def test_gradients_of_other_shards_are_refused_by_what_they_are(pool: Any, tmp_path: Path) -> None:
     path = tmp_path / "a.ckpt"
     assert not any(pool.run(open_window, path, False, False, world_size=4, group=False))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.distributed.sharded import Saves, near, same, whole
+from tests.distributed.sharded import Saves, near, on_two_dimensions, same, whole
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -387,6 +387,7 @@ def strided(path: Path) -> tuple[Tensor, list[str]]:
     return expected, [str(placement) for placement in layer.weight.placements]
 
 
+@on_two_dimensions
 def test_shards_of_tensor_parallelism_and_fsdp_together_are_read_whole(pool: Any, tmp_path: Path) -> None:
     for expected, placements in pool.run(strided, tmp_path / "one", world_size=4):
         assert "Strided" in placements[0] or "_S" in placements[0]

@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # the copies need it, and importing it takes seconds
 from tests.forecast import real
 
 from drivetrain.forecast import child
 
 HERE = Path(__file__).parent
 CONSTANT = 24_000
-"""Bytes that a real run allocates beside the program: states of random generators, counters of the sampler."""
+"""Bytes that a real run allocates beside the program: states of random generators, which are always on the host."""
 
 
-def _copy(function: Callable[[], Any], log: Path, **environ: str) -> int:
+def copied(function: Callable[[], Any], log: Path, **environ: str) -> int:
+    """Run ``function`` in a copy of this process, whose number is returned."""
     process = os.fork()
     if process:
         return process
@@ -46,6 +48,11 @@ def _copy(function: Callable[[], Any], log: Path, **environ: str) -> int:
 
 def planned(folder: Path, *words: str, devices: int = 1, rank: int = 0, **more: Any) -> Any:
     """Return what the plan measured for ``programs.py`` with ``words``."""
+    return whole_plan(folder, *words, devices=devices, rank=rank, **more)["base"]
+
+
+def whole_plan(folder: Path, *words: str, devices: int = 1, rank: int = 0, **more: Any) -> Any:
+    """Return all results of the plan of ``programs.py`` with ``words``: with ``tries=True`` those of changes, too."""
     asked = {
         "devices": devices, "per_node": devices, "rank": rank, "on_host": True, "memory": None, "tries": False,
         "result": str(folder / "result"), **more,
@@ -55,11 +62,11 @@ def planned(folder: Path, *words: str, devices: int = 1, rank: int = 0, **more: 
         sys.argv = ["plan", str(HERE / "programs.py"), *words]
         child.main()
 
-    os.waitpid(_copy(plan, folder / "log", DRIVETRAIN_PLAN=json.dumps(asked)), 0)
+    os.waitpid(copied(plan, folder / "log", DRIVETRAIN_PLAN=json.dumps(asked)), 0)
     assert (folder / "result").exists(), (folder / "log").read_text()
     found = pickle.loads((folder / "result").read_bytes())
     assert "base" in found, found["failed"] + (folder / "log").read_text()
-    return found["base"]
+    return found
 
 
 def ran(folder: Path, *words: str, devices: int = 1, walks: bool = False) -> dict[str, Any]:
@@ -70,7 +77,7 @@ def ran(folder: Path, *words: str, devices: int = 1, walks: bool = False) -> dic
             probe.bind(("127.0.0.1", 0))
             job = {"WORLD_SIZE": str(devices), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
     copies = [
-        _copy(
+        copied(
             lambda: real.main(str(folder / "real"), words[0], list(words[1:]), walks), folder / f"log{rank}", **job,
             **({"RANK": str(rank), "LOCAL_RANK": str(rank)} if job else {}),
         )

@@ -1,11 +1,12 @@
 """Three small programs that plans are compared on: ``python programs.py MODEL [name=value ...]`` trains one of them.
 
-Options: strategy, precision, accumulate, clip, ema, checkpointed, layers, devices.
+Options: strategy, precision, accumulate, clip, ema, checkpointed, layers, devices, batch_size.
 """
 
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import EMAWeightAveraging
-from drivetrain.strategies import FSDPStrategy, ModelParallelStrategy
+from drivetrain.strategies import FSDPStrategy, ModelParallelStrategy, PipelineStrategy, context_parallel
 
 WIDTH, HEADS, WORDS, LENGTH = 128, 4, 500, 64
 
@@ -46,12 +47,14 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         heads = self.qkv(self.n1(x)).view(batch, length, 3, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(*heads.unbind(0), is_causal=True)
+        mixed = context_parallel.attention(*heads.unbind(0), is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(F.gelu(self.up(self.n2(x))))
 
 
 class GPT(Base):
+    sequence_dims: ClassVar = {0: 1, 1: 1}
+
     def __init__(self, layers: int = 4) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
@@ -60,7 +63,8 @@ class GPT(Base):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
-        hidden = self.through(self.blocks, self.words(x) + self.places(torch.arange(LENGTH)))
+        places = self.places(context_parallel.positions(x.shape[1]))
+        hidden = self.through(self.blocks, self.words(x) + places)
         loss = F.cross_entropy(self.head(self.norm(hidden)).flatten(0, 1), y.flatten())
         self.log("loss", loss)
         return loss
@@ -75,7 +79,15 @@ class Layer(nn.Module):
         return x + self.down(F.relu(self.up(x)))
 
 
+def of_tokens(output: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(output.flatten(0, 1), y.flatten())
+
+
 class MLP(Base):
+    """A layer for each of 8 places of a sample, which context parallelism divides."""
+
+    sequence_dims: ClassVar = {0: 1, 1: 1}
+
     def __init__(self, layers: int = 3) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Layer() for _ in range(layers))
@@ -83,7 +95,12 @@ class MLP(Base):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
-        return F.cross_entropy(self.head(self.through(self.blocks, x)), y)
+        return of_tokens(self.head(self.through(self.blocks, x)), y)
+
+    def configure_pipeline(self, num_stages: int) -> Any:
+        layers = [*self.blocks, self.head]
+        bounds = [len(layers) * number // num_stages for number in range(num_stages + 1)]
+        return [nn.Sequential(*layers[first:last]) for first, last in pairwise(bounds)], of_tokens
 
 
 class Convolution(nn.Module):
@@ -96,7 +113,10 @@ class Convolution(nn.Module):
 
 
 class CNN(Base):
-    tp_plan: ClassVar = {"head": "colwise"}
+    """Context parallelism divides the rows of an image."""
+
+    sequence_dims: ClassVar = {0: 2}
+    tp_plan: ClassVar = {"head": "colwise_rep"}
 
     def __init__(self, layers: int = 3) -> None:
         super().__init__()
@@ -106,7 +126,7 @@ class CNN(Base):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
-        hidden = F.max_pool2d(self.through(self.blocks, self.stem(x)), 2)
+        hidden = F.adaptive_max_pool2d(self.through(self.blocks, self.stem(x)), 8)
         return F.cross_entropy(self.head(hidden.flatten(1)), y)
 
 
@@ -115,8 +135,9 @@ def data(name: str) -> Any:
     if name == "gpt":
         words = torch.randint(WORDS, (192, LENGTH), generator=generator)
         return TensorDataset(words, words)
-    shape = (256,) if name == "mlp" else (1, 16, 16)
-    return TensorDataset(torch.randn(192, *shape, generator=generator), torch.randint(10, (192,), generator=generator))
+    shape, labels = ((8, 256), (8,)) if name == "mlp" else ((1, 16, 16), ())
+    x, y = torch.randn(192, *shape, generator=generator), torch.randint(10, (192, *labels), generator=generator)
+    return TensorDataset(x, y)
 
 
 MODELS = {"gpt": GPT, "mlp": MLP, "cnn": CNN}
@@ -134,8 +155,18 @@ def strategy(name: str, options: dict[str, str]) -> Any:
     if name := options.get("strategy", "auto"):
         if name == "fsdp_window":
             return FSDPStrategy(gradient_exchange="window", auto_wrap_policy=kinds)
+        if name in ("1f1b", "gpipe", "interleaved_1f1b"):
+            return PipelineStrategy(schedule=name, num_microbatches=4)  # type: ignore[arg-type]  # one of the names
+        if name == "hybrid":
+            return FSDPStrategy(sharding_strategy="HYBRID_SHARD", device_mesh=(2, 2))
+        if name == "shard_grad_op":
+            return FSDPStrategy(sharding_strategy="SHARD_GRAD_OP")
         if name == "tp":
             return ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)
+        if name == "tp_fsdp":
+            return ModelParallelStrategy(2, 2, auto_wrap_policy=kinds)
+        if name == "cp":
+            return ModelParallelStrategy(1, 1, context_parallel_size=2, auto_wrap_policy=kinds)
     return name
 
 
@@ -149,8 +180,8 @@ def trainer(name: str, options: dict[str, str], **more: Any) -> Trainer:
     )  # fmt: skip
 
 
-def loader(name: str) -> Any:
-    return DataLoader(data(name), batch_size=8)
+def loader(name: str, options: dict[str, str]) -> Any:
+    return DataLoader(data(name), batch_size=int(options.get("batch_size", 8)))
 
 
 def parsed(words: list[str]) -> dict[str, str]:
@@ -159,4 +190,4 @@ def parsed(words: list[str]) -> dict[str, str]:
 
 if __name__ == "__main__":
     given = parsed(sys.argv[2:])
-    trainer(sys.argv[1], given).fit(model(sys.argv[1], given), loader(sys.argv[1]))
+    trainer(sys.argv[1], given).fit(model(sys.argv[1], given), loader(sys.argv[1], given))

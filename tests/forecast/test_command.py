@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import types
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
-from tests.proof.copied import CopiedProcess
+from tests.forecast.planning import Said
 
-from drivetrain.forecast.command import main
-from drivetrain.proof import runs
+from drivetrain.forecast import command
+from drivetrain.forecast.command import lines, main
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan.py"
 PROGRAM = """
@@ -42,32 +38,6 @@ open("after.txt", "w").close()
 """
 
 
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def plan(
-    programs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Said]:  # fmt: skip
-    """``plan(program, *words)``: write the program into an empty folder, and run the command there."""
-    process = partial(CopiedProcess, programs)
-    monkeypatch.setattr(runs, "subprocess", types.SimpleNamespace(**{**vars(subprocess), "Popen": process}))
-    monkeypatch.chdir(tmp_path)
-
-    def run(program: str | Path, *words: str) -> Said:
-        path = program if isinstance(program, Path) else Path("train.py")
-        if path is not program:
-            path.write_text(str(program))
-        code = main([*words, str(path)])
-        assert not Path("after.txt").exists()
-        return Said(code, *capsys.readouterr())
-
-    return run
-
-
 H100 = ("--device", "H100 80GB")
 
 
@@ -91,7 +61,8 @@ def test_without_devices_the_decisions_are_printed_and_nothing_runs(plan: Callab
     assert "because" in said.out
 
 
-def test_a_line_that_reads_a_value_is_named(plan: Callable[..., Said]) -> None:
+def test_a_line_that_reads_a_value_is_named(plan: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "COPIES", 10**9)  # more than any machine's memory
     said = plan(PROGRAM.format(line="print(loss.item() > 1)"), "--devices", "1", *H100)
     assert said.code == 0, said.err
     assert "train.py:14 reads 2 values, which a plan does not know: it took 0" in said.out
@@ -104,7 +75,10 @@ def test_a_line_that_reads_a_value_is_named(plan: Callable[..., Said]) -> None:
         ("raise KeyError('no such column')", "KeyError: 'no such column'"),
     ],
 )
-def test_a_program_that_cannot_be_planned(line: str, cause: str, plan: Callable[..., Said]) -> None:
+def test_a_program_that_cannot_be_planned(
+    line: str, cause: str, plan: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "COPIES", 10**9)
     said = plan(PROGRAM.format(line=line), "--devices", "1", *H100, "--json")
     assert said.code == 1
     assert cause in json.loads(said.out)["error"]
@@ -160,7 +134,9 @@ def test_what_does_not_fit_is_told_with_what_to_change(plan: Callable[..., Said]
     assert abs(parameters / 4 - 6.7e9) < 0.05e9
     assert found["kinds"]["optimizer"] == pytest.approx(2 * parameters, rel=1e-4)
     changes = {each["change"]: each for each in found["changes"]}
+    assert "declares no tp_plan" in changes.pop("tp")["failed"]
     assert all(not each.get("failed") for each in changes.values()), changes
+    assert "the fastest first, with multiples of its time: FULL_SHARD (1.00), offload (" in "\n".join(lines(found))
     assert changes["FULL_SHARD"]["fits"]
     assert changes["FULL_SHARD"]["write"] == 'Trainer(strategy="fsdp")'
     assert changes["FULL_SHARD"]["kinds"]["parameters"] == pytest.approx(parameters / 8, rel=1e-3)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,59 +13,47 @@ from tests.forecast.comparing import CONSTANT, planned, ran
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="copies of a process")
 LONG = pytest.mark.skipif(os.environ.get("DRIVETRAIN_FAULTS", "") != "long", reason="make test-faults runs it")
-NAMES = {
-    "allreduce_": "all_reduce", "_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter",
-    "broadcast_": "broadcast", "all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter",
+RANKS = {
+    "auto": (1,), "ddp": (1, 2), "fsdp": (1, 2), "fsdp_window": (1, 2), "tp": (2,), "cp": (2,), "tp_fsdp": (4,),
 }  # fmt: skip
+PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
+OPTIONS = ("accumulate=2", "clip=1.0", "ema", "checkpointed")
+QUICK = [("gpt", 1), ("gpt strategy=fsdp", 2)]
+"""What ``make test`` runs."""
 
 
-def exchanged(plan: Any) -> list[str]:
-    return [each.name for each in plan.recorded.steps if hasattr(each, "group_ranks")]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "gpt",
-        pytest.param("mlp precision=bf16-mixed", marks=LONG),
-        pytest.param("mlp precision=bf16-true", marks=LONG),
-        pytest.param("gpt precision=bf16-mixed", marks=LONG),
-        pytest.param("gpt precision=bf16-true", marks=LONG),
-        pytest.param("gpt accumulate=3 clip=1.0", marks=LONG),
-        pytest.param("gpt ema", marks=LONG),
-        pytest.param("gpt checkpointed", marks=LONG),
-        pytest.param("cnn", marks=LONG),
-    ],
-)
-def test_the_peak_of_one_process(words: str, tmp_path: Path) -> None:
-    """Torch's allocator reports what the real run takes."""
-    plan, real = planned(tmp_path, *words.split()), ran(tmp_path, *words.split())
-    assert abs(plan.peak.total - real["peak"]) <= CONSTANT + 0.01 * real["peak"]
-    assert sum(plan.peak.kinds.values()) == plan.peak.total
-    assert plan.unreadable == {}
+def grid() -> Iterator[Any]:
+    """Yield words and ranks: all models, strategies and precisions without options and with all of them together, and a
+    GPT with each option alone.
+    """
+    for strategy, counts in RANKS.items():
+        for ranks in counts:
+            for model, precision in itertools.product(("gpt", "mlp", "cnn"), PRECISIONS):
+                for options in ("", " ".join(OPTIONS)):
+                    yield f"{model} strategy={strategy} precision={precision} {options}".strip(), ranks
+            yield from ((f"gpt strategy={strategy} {option}", ranks) for option in OPTIONS)
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        "gpt strategy=fsdp",
-        pytest.param("gpt strategy=ddp", marks=LONG),
-        pytest.param("gpt strategy=ddp precision=bf16-mixed accumulate=2 clip=1.0 ema", marks=LONG),
-        pytest.param("gpt strategy=fsdp_window accumulate=2", marks=LONG),
-        pytest.param("gpt strategy=fsdp precision=bf16-mixed accumulate=2 clip=1.0 checkpointed", marks=LONG),
-        pytest.param("gpt strategy=tp", marks=LONG),
-        pytest.param("mlp strategy=tp clip=1.0", marks=LONG),
-        pytest.param("cnn strategy=fsdp", marks=LONG),
-    ],
-)
-def test_live_tensors_and_exchanges_of_two_ranks(words: str, tmp_path: Path) -> None:
-    """The real rank walks over its tensors at hooks, where a saved tensor is one that Python knows."""
-    given = [*words.split(), "devices=2"]
-    plan, real = planned(tmp_path, *given, devices=2), ran(tmp_path, *given, devices=2, walks=True)
+    ("words", "ranks"), [*QUICK, *(pytest.param(*each, marks=LONG) for each in grid())],
+    ids=lambda each: str(each),
+)  # fmt: skip
+def test_live_tensors_and_exchanges_are_those_of_a_real_run(words: str, ranks: int, tmp_path: Path) -> None:
+    """At the peak, as torch's allocator reports it; at hooks, as a walk over all tensors finds them, saved ones too.
+
+    With exchanges, only the walk is compared: the report misses what the threads of Gloo free.
+    """
+    given = [*words.split(), f"devices={ranks}"]
+    plan, real = planned(tmp_path, *given, devices=ranks), ran(tmp_path, *given, devices=ranks, walks=True)
+    assert set(real["live"]) == {"start", "before backward", "after backward"}
     for hook, size in real["live"].items():
         assert abs(plan.live[hook] - size) <= CONSTANT + 0.01 * size, hook
-    there = [each.split("::")[1] for each in real["collectives"]]
-    assert exchanged(plan) == [NAMES.get(each, each) for each in there]
+    if ranks == 1:
+        assert abs(plan.peak.total - real["peak"]) <= CONSTANT + 0.01 * real["peak"]
+    found = [[each.name, each.bytes] for each in plan.recorded.steps if hasattr(each, "group_ranks")]
+    assert found == real["exchanges"]
+    assert sum(plan.peak.kinds.values()) == plan.peak.total
+    assert plan.unreadable == {}
 
 
 def test_a_plan_of_another_program_is_not_right(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from drivetrain.forecast import torch_tools
 from drivetrain.forecast.ledger import Ledger, Lines, Recorder
 from drivetrain.forecast.operations import Exchange, Operation
+from drivetrain.forecast.values import Values
 
 PROGRAM = """
 import sys, torch
@@ -42,7 +43,7 @@ trainer.fit(Model(), DataLoader(torch.randn(32, 64), batch_size=2))
 
 def recorded(function: Any) -> list[Operation]:
     ledger = Ledger()
-    with torch_tools.fake_mode(), Recorder(ledger, Lines(lambda path: False), ()):
+    with torch_tools.fake_mode(), Recorder(ledger, Lines(lambda path: False), Values({})):
         function()
     return [each for each, _ in ledger.steps]
 

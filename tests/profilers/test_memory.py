@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.profilers.rows import Model, loader, trainer
 
+from drivetrain.base import torch_private
 from drivetrain.profilers import MemoryProfiler, memory
 
 
@@ -38,8 +39,8 @@ def test_with_cuda_a_snapshot_is_written_also_after_an_exception(
     for name in ("max_memory_allocated", "memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda: 2**20)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **kwargs: calls.append(kwargs))
-    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: Path(path).write_text("snapshot"))
+    monkeypatch.setattr(torch_private, "record_memory", lambda **kwargs: calls.append(kwargs))
+    monkeypatch.setattr(torch_private, "write_memory", lambda path: Path(path).write_text("snapshot"))
 
     class Fails(Model):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

@@ -112,7 +112,12 @@ class Checks:
     def all_to_all(self) -> Any:
         single, several = torch.empty(2, device=self.device), [torch.empty(1, device=self.device) for _ in range(2)]
         dist.all_to_all_single(single, self.mine())
-        dist.all_to_all(several, list(self.mine().chunk(2)))
+        try:
+            dist.all_to_all(several, list(self.mine().chunk(2)))
+        except RuntimeError as error:  # with torch 2.9, Gloo has the one of single tensors only
+            if "does not support alltoall" not in str(error):
+                raise
+            several = list(single.chunk(2))
         return single, torch.cat(several)
 
     def reduce_gather_scatter(self) -> Any:

@@ -126,6 +126,7 @@ name_of_storage = methodcaller("_pickle_storage_type")  # of a TypedStorage, in 
 number_of_node = methodcaller("_sequence_nr")  # of a node of the autograd graph, in the order of the forward pass
 hooks_on_accumulation = _read("_post_accumulate_grad_hooks", None)  # of a parameter
 READS_A_COUNT = "_get_value"  # the function in which optimizers read their count of steps
+VOTES_OF_A_STAGE = "_warmup_forward_vote", "_warmup_backward_result"  # whether ranks know shapes
 
 
 def gradient_facts(tensors: Iterable[Any]) -> list[Any]:
@@ -388,6 +389,7 @@ gathered_of = _read("_unsharded_param", None)  # of a sharded parameter; None: i
 FSDP_STATE = "_get_fsdp_state"  # a method that a module has from ``fully_shard`` on
 CLASSES_OF_POLICY, FUNCTION_OF_POLICY = "_module_classes", "_lambda_fn"  # of ModuleWrapPolicy, and of CustomPolicy
 RESHARDING = "_to_sharded", "_to_sharded_post_forward"  # the methods with which a group frees what it has gathered
+JOIN_MESHES = "_concatenate"  # a static method of DeviceMesh
 
 
 def fsdp_groups(module: Any) -> list[Any]:
@@ -402,12 +404,57 @@ def prepare_passes(root: Any) -> None:
     root._get_fsdp_state()._lazy_init()
 
 
+def reset_passes(root: Any, gathered: Iterable[Any]) -> None:
+    """Do what ``reset_iter_state`` of newer versions of torch does; torch 2.9 does not have it."""
+    state = root._get_fsdp_state()
+    if state._is_root is None:  # no pass has begun
+        return
+    state._device_handle.synchronize()  # exchanges of the unfinished pass
+    exchanges, passes, idle = state._comm_ctx, state._state_ctx, type(state._training_state).IDLE
+    exchanges.all_gather_state = exchanges.reduce_scatter_state = None
+    exchanges.post_forward_order.clear()
+    passes.iter_forward_root, passes.post_backward_final_callback_queued = None, False
+    for each in passes.all_states:
+        each._modules_to_run_forward.clear()
+        each._training_state = idle
+    for part in gathered:
+        work = getattr(part._all_gather_result, "all_gather_work", None)
+        if work is not None:
+            work.wait()
+        part._all_gather_result = part._post_reduce_event = part._all_reduce_state = None
+        part._reshard_after_forward_event = part._partial_reduce_output = None
+        part._post_forward_indices.clear()
+        part._training_state = idle
+        part._to_sharded()
+
+
 def end_backward(root: Any) -> None:
     """Let FSDP do what it does after a backward pass: reduce the gradients of each group, and shard it again."""
     root._get_fsdp_state()._root_post_backward_final_callback()
 
 
 _ring: Any = Later("torch.distributed.tensor.experimental._attention")
+
+
+COMPUTES_SHAPES = "_propagate_tensor_meta_non_cached"  # it runs an operator for the shapes of its results
+
+
+def connect_by_equal_messages(stage: Any) -> None:
+    """Give the first messages between stages of a pipeline one size; those of torch 2.9 differ, and Gloo aborts."""
+    ask = stage._get_init_p2p_neighbors_ops
+
+    def messages() -> list[Any]:
+        found: list[Any] = ask()
+        for each in found:
+            each.tensor = torch.zeros(1, dtype=torch.float32, device=each.tensor.device)
+        return found
+
+    stage._get_init_p2p_neighbors_ops = messages
+
+
+def set_micro_batches(schedule: Any, count: int) -> None:
+    """Let a schedule run ``count`` micro-batches, whatever it was made for."""
+    schedule._n_microbatches = count
 
 
 def keep_order_in_ring() -> None:

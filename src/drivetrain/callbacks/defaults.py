@@ -33,6 +33,7 @@ _OF_ARGUMENTS = (
     ("max_time", "drivetrain.callbacks.timer:Timer", "limit the time"),
     ("replica_check_every", "drivetrain.callbacks.replica_check:ReplicaCheck", "compare the replicas"),
     ("replay_every", "drivetrain.callbacks.replay_check:ReplayCheck", "replay optimizer steps"),
+    ("plan_check", "drivetrain.forecast.check:PlanCheck", "compare the memory with a plan"),
 )
 """Arguments of the Trainer that stand for a callback, with its class and what both of them would do."""
 

@@ -72,6 +72,8 @@ class StochasticWeightAveraging(WeightAveraging):
         check_choice(_OWNER, "annealing_strategy", annealing_strategy, ("cos", "linear"))
         if avg_fn is not None and not callable(avg_fn):
             raise wrong_value(_OWNER, "avg_fn", avg_fn, "a function or None", "None")
+        if device is not None and not isinstance(device, (torch.device, str)):
+            raise wrong_value(_OWNER, "device", device, 'a device such as "cpu"', "device=None")
         self.swa_lrs = swa_lrs
         self.swa_epoch_start = swa_epoch_start
         self.annealing_epochs = annealing_epochs

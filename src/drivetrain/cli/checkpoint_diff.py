@@ -123,7 +123,7 @@ def _of_tensors(one: Tensor, other: Tensor) -> dict[str, Any] | None:
             wrong = first.to(wide) != second.to(wide)
         count += int(wrong.sum())
         if wrong.any() and wide == torch.int64:
-            largest = max(largest, _integer_distance(first[wrong], second[wrong]))
+            largest = max(largest, _integer_distance(first, second))
         elif wrong.any():
             distance = (first.to(wide)[wrong] - second.to(wide)[wrong]).abs()
             finite = distance[distance.isfinite()]

@@ -33,8 +33,14 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
 def command_of(given: argparse.Namespace, parser: argparse.ArgumentParser, in_copy: bool = False) -> list[str]:
     """Return what comes after ``python`` to start the parsed program.
 
-    A file that does not exist is wrong usage; with ``in_copy``, it may be in a copy of the working directory.
+    A file that does not exist is wrong usage; with ``in_copy``, it may be in a copy of the working directory. An option
+    of the command that stands after the program is passed to the program, and a line on standard error says it.
     """
+    own = {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
+    for word in (each.partition("=")[0] for each in given.arguments):
+        if word in own:
+            say(f"{parser.prog}: {word} stands after {given.program}, so the program gets it, and {parser.prog} does "
+                f"not. To change that, write it before {given.program}.")  # fmt: skip
     if given.is_module:
         return ["-m", given.program, *given.arguments]
     if not (in_copy or os.path.exists(given.program)):

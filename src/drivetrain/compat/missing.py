@@ -79,6 +79,11 @@ _WRITE = {
 ARGUMENTS = {
     **{name: f"Write {new} instead." for new, names in _WRITE.items() for name in names},
     "automatic_optimization": "Write self.automatic_optimization = ... in the module's __init__ instead.",
+    **dict.fromkeys(
+        ("verbose", "quiet", "silent"),
+        "Write enable_progress_bar=False and enable_model_summary=False for less output; "
+        'logging.getLogger("drivetrain").setLevel("WARNING") removes the plan and the last lines too.',
+    ),
     "auto_lr_find": "Use the LearningRateFinder callback instead.",
     "auto_scale_batch_size": "Use the BatchSizeFinder callback instead.",
     "resume_from_checkpoint": "Pass ckpt_path=... to trainer.fit instead.",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import json
 import os
 import pickle
@@ -17,7 +19,10 @@ from drivetrain.cli.program import add_program_arguments, run_program
 from drivetrain.engine import Engine
 from drivetrain.forecast import standins, torch_tools
 from drivetrain.forecast.allowance import needed
+from drivetrain.forecast.stages import stand_in_for_stages
 from drivetrain.forecast.tries import Planner, cause
+from drivetrain.forecast.values import Values, read_one_by_one
+from drivetrain.forecast.windows import Case, Windows
 from drivetrain.trainer import trainer as entrance
 
 VARIABLE = "DRIVETRAIN_PLAN"
@@ -26,7 +31,6 @@ VARIABLE = "DRIVETRAIN_PLAN"
 
 def main() -> int:
     """Run the program on the command line, with the plan that :data:`VARIABLE` asks for."""
-    os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # what a step calls beside its operations is no part of a plan
     parser = argparse.ArgumentParser("drivetrain plan")
     add_program_arguments(parser)
     given = parser.parse_args()
@@ -45,7 +49,6 @@ def main() -> int:
 
 def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
     """Change torch and drivetrain, in this process, for what is asked."""
-    torch.set_num_threads(1)  # nothing is computed, and threads would not survive a copy of the process
     trainers = cast("Any", entrance.Trainer)
     if asked["devices"] is None:
         own = trainers.__init__
@@ -58,18 +61,16 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         trainers.__init__ = shown
         return
 
+    if asked.get("reads"):
+        _record_reads(trainers, program, result, asked["reads"])
+        return
+    asked["values"] = pickle.loads(Path(asked["values"]).read_bytes()) if "values" in asked else None
+
     def fits(found: Any) -> bool:
         return asked["memory"] is None or needed(found, asked["devices"]) <= asked["memory"]
 
-    torch_tools.hide_devices()
-    job = standins.Job(asked["devices"], asked["per_node"], asked["rank"], asked["on_host"])
-    mode: Any = torch_tools.fake_mode()
-    if not job.on_host:
-        _KEPT.append(torch_tools.autocast_as_devices_do())
-    cast("Any", entrance).resolve = standins.planned(job)
-    standins.stand_in_for_ranks(job)
-    if not asked.get("values_until_fit"):
-        standins.parameters_become_fake(mode)
+    job = standins.Job(asked["devices"], asked["per_node"], asked["rank"] or 0, asked["on_host"])
+    mode, make_job = become(job, bool(asked.get("values_until_fit"))), trainers._job
     engines, make_engine = cast("Any", Engine), Engine.__init__
 
     def engine_of_a_trainer(engine: Engine, *args: Any, **options: Any) -> None:
@@ -78,7 +79,6 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         make_engine(engine, *args, **options)
 
     engines.__init__ = engine_of_a_trainer
-    make_job = trainers._job
 
     def fit_is_planned(trainer: Any, fn: Any, *args: Any) -> Any:
         if fn != "fit":
@@ -88,6 +88,41 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         _end(result, Planner(job, mode, program, asked).run(trainer, started, fits))
 
     trainers._job = fit_is_planned
+
+
+def _record_reads(trainers: Any, program: str, result: Path, memory: int) -> None:
+    """Let the fit run with values on this machine, on one process, and record what the program reads from tensors."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # not every system can limit the memory of a process
+        resource = importlib.import_module("resource")
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    torch_tools.hide_devices()
+    read_one_by_one()
+    job = standins.Job(1, 1, 0, on_host=True)
+    cast("Any", entrance).resolve = standins.planned(job, strategy="auto")
+    make_job = trainers._job
+
+    def fit_is_recorded(trainer: Any, fn: Any, *args: Any) -> Any:
+        started, values = make_job(trainer, fn, *args[:3], None, None), Values({}, records=True)
+        Windows(job, Case(foreach=False), contextlib.nullcontext(), program, values).run(trainer, started)
+        _end(result, {"values": values.known})
+
+    trainers._job = fit_is_recorded
+
+
+def become(job: standins.Job, values_until_fit: bool = False) -> Any:
+    """Make this process a rank of the planned job, and return the fake mode."""
+    os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # what a step calls beside its operations is no part of a plan
+    torch.set_num_threads(1)  # nothing is computed, and threads would not survive a copy of the process
+    torch_tools.hide_devices()
+    mode: Any = torch_tools.fake_mode()
+    if not job.on_host:
+        _KEPT.append(torch_tools.autocast_as_devices_do())
+    cast("Any", entrance).resolve = standins.planned(job)
+    standins.stand_in_for_ranks(job)
+    if not values_until_fit:
+        standins.parameters_become_fake(mode)
+    stand_in_for_stages(mode)
+    return mode
 
 
 _KEPT: list[Any] = []

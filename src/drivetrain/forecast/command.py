@@ -12,17 +12,25 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from drivetrain.cli.program import add_program_arguments, command_of, program_parser, say
 from drivetrain.errors import ConfigurationError, number_of
-from drivetrain.forecast.allowance import GIB, allowance, needed
+from drivetrain.forecast.allowance import allowance, gib, needed
 from drivetrain.forecast.devices import device_of
 from drivetrain.forecast.exchange import fastest_first, of_window
 from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end, signals_as_interrupts
 
 VARIABLE = "DRIVETRAIN_PLAN"
+COPIES, REAL_S = 6, 60.0
+"""A pass with values needs at least the memory of so many copies of the parameters: weights, gradients, states of the
+optimizer, activations; it is ended after so many seconds."""
+MOST_RUNS = 4
+"""Runs of ranks, such as 0-3, that a line names."""
 SCHEMA = 1
 """The version of the form of the JSON."""
 
@@ -41,7 +49,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "--device", metavar="NAME", help='such as "H100 80GB", or "name=X,memory=80GB,..."; "cpu": processes on hosts'
     )
     made.add_argument("--devices-per-node", type=_positive, metavar="N", help="devices of a machine (default: 8)")
-    made.add_argument("--rank", type=int, default=0, help="the rank that is planned (default: 0)")
+    made.add_argument("--rank", type=int, help="plan this rank alone (default: a rank of each class)")
     made.add_argument("--no-changes", action="store_true", help="try no changes if the program does not fit")
     made.add_argument("--timeout", type=float, default=600.0, help="seconds (default: 600)")
     made.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -70,7 +78,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") 
         with signals_as_interrupts():
             found = _run(command, asked, folder, given.timeout)
             if found.get("before_fit") and given.devices is not None:
-                found = _run(command, {**asked, "values_until_fit": True}, folder, given.timeout)
+                asked["values_until_fit"] = True
+                found = _run(command, asked, folder, given.timeout)
+            if "reads" in found:
+                asked["values"] = _values(command, asked, folder, found["reads"])
+                found = _run(command, asked, folder, given.timeout)
     except CannotTryError as error:
         found = {"failed": str(error)}
     except KeyboardInterrupt:
@@ -107,6 +119,19 @@ def _run(command: Sequence[str], asked: dict[str, Any], folder: Path, timeout: f
     return found
 
 
+def _values(command: Sequence[str], asked: dict[str, Any], folder: Path, parameters: int) -> str:
+    """Run two windows with values, if this machine has the memory and they take at most a minute; return a file with
+    what the program reads from tensors.
+    """
+    path, free = folder / "values", psutil.virtual_memory().available
+    known: Any = {}
+    if COPIES * parameters < free:
+        with suppress(CannotTryError):
+            known = _run(command, {**asked, "reads": free}, folder, REAL_S).get("values", {})
+    path.write_bytes(pickle.dumps(known))
+    return str(path)
+
+
 def _positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
@@ -130,7 +155,7 @@ def _asked(given: argparse.Namespace, made: argparse.ArgumentParser) -> tuple[An
     per_node = given.devices_per_node or min(given.devices, 8)
     if given.devices % per_node:
         made.error(f"--devices {given.devices} is no multiple of --devices-per-node {per_node}.")
-    if not 0 <= given.rank < given.devices:
+    if given.rank is not None and not 0 <= given.rank < given.devices:
         made.error(f"--rank {given.rank}: the ranks are 0 to {given.devices - 1}.")
     return device, {
         "devices": given.devices, "per_node": per_node, "rank": given.rank, "on_host": device is None,
@@ -148,12 +173,21 @@ def report(found: dict[str, Any], given: argparse.Namespace, device: Any) -> dic
     memory = None if device is None else int(device.memory)
     result: dict[str, Any] = {
         "schema": SCHEMA, "program": given.program, "devices": given.devices, "per_node": per_node,
-        "device": "cpu" if device is None else device.name, "rank": given.rank, "memory": memory,
+        "device": "cpu" if device is None else device.name, "rank": found["rank"], "memory": memory,
         "fits": None if memory is None else needed(base, given.devices) <= memory,
         **_needs(base, given.devices, device, per_node),
-        "exchanges": _exchanges(base), "unreadable": base.unreadable, "largest_micro_batch": found["largest"],
-        "micro_batch": base.batch_size, "changes": [],
+        "exchanges": _exchanges(base), "unreadable": base.unreadable, "read": base.read,
+        "largest_micro_batch": found["largest"], "micro_batch": base.batch_size, "changes": [],
     }  # fmt: skip
+    result["classes"] = [
+        {
+            "ranks": numbers_of_ranks(ranks),
+            "rank": each.rank,
+            "failed": each.failed,
+            **_class(each.found, given.devices, memory),
+        }
+        for ranks, each in found["classes"]
+    ]
     for change in found["changes"]:
         needs = {"failed": change.failed}
         if change.found is not None:
@@ -163,6 +197,26 @@ def report(found: dict[str, Any], given: argparse.Namespace, device: Any) -> dic
     return result
 
 
+def numbers_of_ranks(ranks: Sequence[int]) -> str:
+    """Return numbers of ranks as text: "0-3, 8-11"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:MOST_RUNS])
+    return text + (f", ... ({len(ranks)} ranks)" if len(runs) > MOST_RUNS else "")
+
+
+def _class(found: Any, devices: int, memory: int | None) -> dict[str, Any]:
+    """Return what a class of ranks needs; nothing if none of them was run."""
+    if found is None:
+        return {}
+    total = needed(found, devices)
+    return {"peak": found.peak.total, "needed": total, "fits": None if memory is None else total <= memory}
+
+
 def _needs(base: Any, devices: int, device: Any, per_node: int) -> dict[str, Any]:
     peak = base.peak
     where = {"phase": peak.phase, "block": peak.block, "line": _short(peak.line)}
@@ -170,7 +224,7 @@ def _needs(base: Any, devices: int, device: Any, per_node: int) -> dict[str, Any
         "peak": peak.total, "needed": needed(base, devices), "at": where,
         "kinds": {name: size for name, size in peak.kinds.items() if size},
         "activations": dict(peak.blocks), "on_host": {name: peak.kinds.get(name, 0) for name in base.on_host},
-        "allowance": {} if device is None else allowance(peak.total, devices), **_time(base, device, per_node),
+        "allowance": {} if device is None else allowance(base, devices), **_time(base, device, per_node),
     }  # fmt: skip
 
 
@@ -210,29 +264,43 @@ def lines(result: dict[str, Any]) -> list[str]:
         f"{result['program']} on {result['devices']} x {result['device']}{where}, as rank {result['rank']}: {fits}"
     ]
     extra = sum(result["allowance"].values())
-    of = "" if result["memory"] is None else f" of {_gib(result['memory'])}"
-    found += [f"  tensors {_gib(result['peak'])} + allowance {_gib(extra)} = {_gib(result['needed'])}{of}"]
+    of = "" if result["memory"] is None else f" of {gib(result['memory'])}"
+    found += [f"  tensors {gib(result['peak'])} + allowance {gib(extra)} = {gib(result['needed'])}{of}"]
     found += [f"  the peak comes {_place(result['at'])}", ""]
     host = result["on_host"]
     for name, size in sorted(result["kinds"].items(), key=lambda each: -each[1]):
-        found.append(f"  {name:<22}{_gib(size):>11}{'  in the memory of the host' if name in host else ''}")
+        found.append(f"  {name:<22}{gib(size):>11}{'  in the memory of the host' if name in host else ''}")
         if name == "activations" and len(result["activations"]) > 1:
             for block, own in sorted(result["activations"].items(), key=lambda each: -each[1])[:4]:
-                found.append(f"    {block or 'outside of blocks':<22}{_gib(own):>11}")
-    parts = ", ".join(f"{name} {_gib(size)}" for name, size in result["allowance"].items())
+                found.append(f"    {block or 'outside of blocks':<22}{gib(own):>11}")
+    parts = ", ".join(f"{name} {gib(size)}" for name, size in result["allowance"].items())
     found += [f"  allowance: {parts}"] if parts else []
+    found += _classes(result["classes"])
     if result["exchanges"]:
         found += ["", "  exchanged in a step:"]
         for each in result["exchanges"]:
             ranks = f"{each['ranks']} ranks" + (f", {each['stride']} apart" if each["stride"] > 1 else "")
             found.append(
-                f"    {each['count']:>5} x {each['name']:<15}{_gib(each['bytes']):>11} {each['dtype']}, {ranks}"
+                f"    {each['count']:>5} x {each['name']:<15}{gib(each['bytes']):>11} {each['dtype']}, {ranks}"
             )
     if line := result.get("time", result.get("no_time")):
         found += ["", f"  {line}"]
     for place, count in result["unreadable"].items():
         found.append(f"  {_short(place)} reads {number_of(count, 'value')}, which a plan does not know: it took 0")
+    for place, count in result["read"].items():
+        found.append(f"  {_short(place)} reads {number_of(count, 'value')}, computed here from the first batch")
     return [*found, *_changes(result)]
+
+
+def _classes(classes: list[dict[str, Any]]) -> list[str]:
+    found = ["", "  by class of ranks:"] if classes else []
+    for each in classes:
+        needs = f"failed: {each['failed']}" if each["failed"] else "not run: smaller shards than the others"
+        if "peak" in each:
+            fits = {True: ", fits", False: ", does not fit", None: ""}[each["fits"]]
+            needs = f"tensors {gib(each['peak'])}, with the allowance {gib(each['needed'])}{fits}"
+        found.append(f"    rank{'' if each['ranks'].isdecimal() else 's'} {each['ranks']}: {needs}")
+    return found
 
 
 def _changes(result: dict[str, Any]) -> list[str]:
@@ -246,7 +314,7 @@ def _changes(result: dict[str, Any]) -> list[str]:
             continue
         seconds = f"at best {each['seconds']:.3g} s" if "seconds" in each else ""
         fits = {True: "fits", False: "", None: ""}[each["fits"]]
-        found.append(f"  {each['change']:<{width}} {_gib(each['needed']):>11}  {fits:<5} {seconds:<16} {each['write']}")
+        found.append(f"  {each['change']:<{width}} {gib(each['needed']):>11}  {fits:<5} {seconds:<16} {each['write']}")
     fit = [each for each in result["changes"] if each.get("fits") and "seconds" in each]
     fitting = {each["change"]: each["seconds"] for each in fit}
     if len(fitting) > 1:
@@ -271,7 +339,3 @@ def _place(at: dict[str, str]) -> str:
 
 def _short(line: str) -> str:
     return os.path.relpath(line) if line.startswith(os.getcwd()) else line
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:.2f} MiB"

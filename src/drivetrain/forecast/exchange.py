@@ -157,6 +157,9 @@ def of_window(recorded: Recorded, batches: int, device: Device, per_machine: int
     steps = fused(recorded.steps) if recorded.is_compiled else recorded.steps
     tf32 = recorded.allows_tf32
     told = forecast(steps, device, per_machine, tf32=tf32)
+    if recorded.pipeline is not None:  # each batch fills and empties it
+        factor = batches / min(batches, 2)
+        return in_pipeline(Forecast(*(factor * each for each in astuple(told))), *recorded.pipeline)
     ends = (at for at in range(1, len(steps)) if steps[at].phase == "forward" and steps[at - 1].phase != "forward")
     if batches <= 2 or (end := next(ends, None)) is None:
         return told

@@ -19,16 +19,20 @@ from drivetrain.base.torch_private import DispatchMode
 from drivetrain.forecast import torch_tools
 from drivetrain.forecast.operations import Exchange, Operation, Phase, Ranks
 from drivetrain.forecast.standins import device_numbers
+from drivetrain.forecast.values import UnreadableError, Values
 
 PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER = "parameters", "gathered parameters", "gradients", "optimizer"
 ACTIVATIONS, BUFFERS, BATCH, EXCHANGED, OTHER = "activations", "buffers", "batch", "exchange buffers", "temporary"
 KINDS = (PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER, ACTIVATIONS, BUFFERS, BATCH, EXCHANGED, OTHER)
 """What memory is used for; ``OTHER``: gradients of activations, and intermediate results of the optimizer."""
 
+_SHAPES = "shapes"
+"""What torch computes on fake tensors of global size for the shapes of shards; a rank allocates none of it."""
+
 _MARKS = {
     "init_all_gather_outputs": GATHERED, "alloc_all_gather_outputs": GATHERED, "init_unsharded_param": GATHERED,
     "foreach_all_gather": EXCHANGED, "foreach_all_gather_copy_out": GATHERED, "foreach_reduce": EXCHANGED,
-    **dict.fromkeys(torch_private.FUNCTIONS_OF_DDP, EXCHANGED),
+    **dict.fromkeys(torch_private.FUNCTIONS_OF_DDP, EXCHANGED), torch_private.COMPUTES_SHAPES: _SHAPES,
 }  # fmt: skip
 """Functions of torch, and the kind of what they allocate."""
 
@@ -64,14 +68,20 @@ class Ledger:
         steps: operations and exchanges, in order; what an exchange is waited on at is filled in at the end.
         kinds: the kind of each storage, by its number.
         blocks: the block in whose forward pass a storage was made.
+        makers: the function of torch that made a storage for an exchange, if one did.
+        set_up: the number of events before the first batch.
         unreadable: the lines of the program that read values, and no value is known.
+        read: the lines of the program that read values which a pass with values has recorded.
     """
 
     events: list[Event] = field(default_factory=list)
     steps: list[Any] = field(default_factory=list)
     kinds: dict[int, str] = field(default_factory=dict)
     blocks: dict[int, str] = field(default_factory=dict)
+    makers: dict[int, str] = field(default_factory=dict)
+    set_up: int = 0
     unreadable: dict[str, int] = field(default_factory=dict)
+    read: dict[str, int] = field(default_factory=dict)
 
 
 class Lines:
@@ -85,12 +95,12 @@ class Lines:
         self._is_program = is_program
         self._known: dict[str, bool] = {}
 
-    def here(self) -> tuple[str, str, bool]:
+    def here(self) -> tuple[str, str, str]:
         """Return the line as "file.py:12", the kind that a function of torch on the way gives to what it allocates,
-        and whether an exchange on a stream of its own makes the operation.
+        and the function of an exchange on a stream of its own that makes the operation.
         """
         frame: Any = sys._getframe(2)
-        mark, apart = "", False
+        mark, apart = "", ""
         while frame is not None:
             code = frame.f_code
             if (own := self._known.get(code.co_filename)) is None:
@@ -101,7 +111,7 @@ class Lines:
             if name in ("run_job", torch_private.RUN_ENGINE):
                 break  # the lines before are those that call trainer.fit, or a backward pass
             if not mark and name in _MARKS and "distributed" in code.co_filename:
-                mark, apart = _MARKS[name], name in ("foreach_all_gather", "foreach_reduce")
+                mark, apart = _MARKS[name], name if name in ("foreach_all_gather", "foreach_reduce") else ""
             frame = frame.f_back
         return "", mark, apart
 
@@ -112,12 +122,12 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
     Args:
         ledger: what it fills.
         lines: finds lines of the program.
-        values: what the program reads from tensors, in order, with the lines that read.
+        values: what the program reads from tensors.
     """
 
-    def __init__(self, ledger: Ledger, lines: Lines, values: Iterable[tuple[str, Any]]) -> None:
+    def __init__(self, ledger: Ledger, lines: Lines, values: Values) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
-        self.ledger, self.lines, self.known = ledger, lines, list(values)
+        self.ledger, self.lines, self.values = ledger, lines, values
         self.phase: Phase = "forward"
         self.stack: list[str] = []
         self.modules: dict[int, str] = {}
@@ -148,7 +158,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         if self.stack:
             self.stack.pop()
 
-    def _place(self) -> tuple[Phase, str, str, str, bool]:
+    def _place(self) -> tuple[Phase, str, str, str, str]:
         line, mark, apart = self.lines.here()
         node = torch_tools.running_node()
         if node is None:
@@ -174,6 +184,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         number, self.next = self.next, self.next + 1
         self.numbers[key], self.sizes[number] = number, 0
         self.ledger.kinds[number], self.ledger.blocks[number] = kind, place[1]
+        self.ledger.makers[number] = place[4]
         self._grow(number, storage.nbytes(), place)
         weakref.finalize(storage, self._free, key, number).atexit = False
 
@@ -188,7 +199,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         phase, block, line, _, _ = self._last
         self._grow(number, -self.sizes[number], (phase, block, line))
 
-    _last: Any = ("forward", "", "", "", False)
+    _last: Any = ("forward", "", "", "", "")
 
     def resized(self, storage: Any, before: int, after: int) -> None:
         """Count a storage that was resized in place."""
@@ -216,13 +227,16 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
             return NotImplemented  # operations on shards come here as those on their local part
         kwargs = kwargs or {}
         place = self._last = self._place()
+        if self.values.records:
+            result = func(*args, **kwargs)
+            if place[2] and torch_tools.depends_on_values(func) and not _counts_steps():
+                self.values.record((place[2], place[1], str(func)), result)
+            return result
         if func in _reads():
             return self._read(func, args, place)
-        try:
-            result = func(*args, **kwargs)
-        except torch_tools.dynamic_errors() as error:
-            where = place[2] or place[1] or "an operation of the program"
-            raise UnreadableError(where, str(func)) from error
+        result = self._result(func, args, kwargs, place)
+        if place[3] == _SHAPES:
+            return result
         outputs, inputs = _tensors(result), _tensors((args, kwargs))
         if torch_tools.running_node() is None or place[0] == "recompute":
             self.nodes[torch_tools.newest_node()] = place[2], place[1]
@@ -241,6 +255,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
             size = 0 if whole is None else whole.numel() * whole.element_size()
             dtype = "" if whole is None else str(whole.dtype).removeprefix("torch.")
             self.ledger.steps.append([Exchange(name, ranks, size, dtype, phase, block, -1), used])
+            if name == "recv":
+                self.mark(inputs, EXCHANGED)
             if "reduce" in name:
                 self.mark(
                     [each for each in inputs if self.ledger.kinds.get(self.number(each) or -1) == OTHER], EXCHANGED
@@ -260,38 +276,43 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
 
     def _read(self, func: Any, args: Any, place: Any) -> Any:
         """Return the value of a tensor: the program's own, if it is known, else zero."""
-        tensor, line = args[0], place[2]
-        if not line:  # drivetrain or torch itself reads, such as a value for a logger
-            counts = torch_private.READS_A_COUNT in _callers()  # the step of an optimizer, which divides by it
+        tensor, line, block = args[0], place[2], place[1]
+        if (counts := _counts_steps()) or not line:  # or drivetrain or torch itself reads, such as a value for a logger
             return tensor.dtype is torch.bool if not tensor.dtype.is_floating_point else float(counts)
-        at = next((index for index, (where, _) in enumerate(self.known) if where == line), None)
-        if at is not None:
-            return self.known.pop(at)[1]
-        self.ledger.unreadable[line] = self.ledger.unreadable.get(line, 0) + 1
-        return False if tensor.dtype is torch.bool else 0.0 if tensor.dtype.is_floating_point else 0
+        is_known, value = self.values.take((line, block, str(func)))
+        reads = self.ledger.read if is_known else self.ledger.unreadable
+        reads[line] = reads.get(line, 0) + 1
+        zero = False if tensor.dtype is torch.bool else 0.0 if tensor.dtype.is_floating_point else 0
+        return value if is_known else zero
+
+    def _result(self, func: Any, args: Any, kwargs: Any, place: Any) -> Any:
+        """Return the result of an operation; where its shape depends on values, the shape that they gave.
+
+        Raises:
+            UnreadableError: it depends on values, and none were recorded.
+        """
+        where = place[2] or place[1] or "an operation of the program"
+        key = place[2], place[1], str(func)
+        is_known, known = False, None
+        if place[2] and torch_tools.depends_on_values(func) and key in self.values.known:
+            is_known, known = self.values.take(key)  # also if it is not needed, so that the next one is in its turn
+        try:
+            return func(*args, **kwargs)
+        except torch_tools.dynamic_errors() as error:
+            if not is_known:
+                raise UnreadableError(where, str(func)) from error
+        self.ledger.read[where] = self.ledger.read.get(where, 0) + 1
+        return known
 
 
-class UnreadableError(Exception):
-    """The step needs a value that a fake tensor does not have.
-
-    Args:
-        line: the line of the program.
-        what: the operation.
-    """
-
-    def __init__(self, line: str, what: str) -> None:
-        super().__init__(
-            f"{line} needs the values of a tensor, for {what}, and a plan knows shapes only. Give the result a size "
-            "that depends on shapes, or plan a program without this line."
-        )
-
-
-def _callers() -> Iterable[str]:
-    """Return the names of the functions that led here, the innermost first."""
+def _counts_steps() -> bool:
+    """Whether an optimizer reads the number of its step, by which it divides."""
     frame: Any = sys._getframe(2)
     while frame is not None:
-        yield frame.f_code.co_name
+        if frame.f_code.co_name == torch_private.READS_A_COUNT:
+            return True
         frame = frame.f_back
+    return False
 
 
 def _is_plain(kind: Any) -> bool:

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from drivetrain.forecast.ledger import ACTIVATIONS, KINDS, Event, Ledger
+from drivetrain.forecast.allocator import reserved
+from drivetrain.forecast.ledger import ACTIVATIONS, GRADIENTS, KINDS, Event, Ledger
 from drivetrain.forecast.operations import Exchange, Operation, Recorded
 from drivetrain.forecast.repeated import repeated
 
@@ -45,12 +46,15 @@ class Measured:
         lists: the lists of blocks that were shortened, with their full lengths.
         batches: the micro-batches of a window, of which at most two are measured.
         on_host: the kinds that are in the host's memory, and not in the totals.
-        unreadable: the lines that read values, and how often.
+        unreadable: the lines that read values which are not known, and how often.
+        read: the lines that read recorded values, and how often.
         seconds: how long the measurement took.
         start: the bytes by kind when the window begins.
         batch_size: the samples of a micro-batch; 0: not known.
         is_complete: whether all blocks were measured.
         live: the live bytes at the hooks of the last batch, as they were measured.
+        classes: the ranks of the job by the sizes of their shards, the largest first.
+        fragments: the bytes that torch's allocator reserves on a device beyond the peak.
     """
 
     stretches: dict[Key, Stretch]
@@ -60,11 +64,14 @@ class Measured:
     batches: int
     on_host: tuple[str, ...] = ()
     unreadable: dict[str, int] = field(default_factory=dict)
+    read: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     start: dict[str, int] = field(default_factory=dict)
     batch_size: int = 0
     is_complete: bool = False
     live: dict[str, int] = field(default_factory=dict)
+    classes: tuple[tuple[int, ...], ...] = ()
+    fragments: int = 0
 
     @property
     def peak(self) -> Stretch:
@@ -102,21 +109,26 @@ def measured(
                 total, dict(kinds), {name: size for name, size in activations.items() if size}, event.phase,
                 event.block, event.line,
             )  # fmt: skip
-    found = dict(ledger.unreadable)
+    peak = max(each.total for each in stretches.values())
     return Measured(
-        stretches,
-        Recorded(steps),
-        blocks,
-        lists,
-        batches,
-        on_host,
-        found,
-        seconds,
-        start,
-        batch_size,
-        is_complete,
-        live,
-    )
+        stretches, Recorded(steps), blocks, lists, batches, on_host, dict(ledger.unreadable), dict(ledger.read),
+        seconds, start, batch_size, is_complete, live, fragments=max(0, _reserved(ledger, on_host) - peak),
+    )  # fmt: skip
+
+
+def _reserved(ledger: Ledger, on_host: tuple[str, ...]) -> int:
+    """Return what an allocator reserves for all windows.
+
+    FSDP2 allocates what it gathers, and its sums of gradients, on streams of their own.
+    """
+
+    def stream_of(storage: int) -> str:
+        maker = ledger.makers[storage]
+        return maker if maker == "foreach_all_gather" or ledger.kinds[storage] == GRADIENTS else ""
+
+    events = [each for each in ledger.events if ledger.kinds[each.storage] not in on_host]
+    before = sum(ledger.kinds[each.storage] not in on_host for each in ledger.events[: ledger.set_up])
+    return reserved(events, stream_of, before)
 
 
 class _Places:
@@ -152,7 +164,8 @@ def multiplied(few: Measured, more: Iterable[Measured], fewest: int) -> Measured
     """Return what all blocks need.
 
     Memory is a linear function of the number of blocks in each stretch: one more block adds its shards, and, where its
-    activations or gradients live, these.
+    activations or gradients live, these. The allocator's fragments come from tensors that are larger than those of a
+    block, and stay what they are.
 
     Args:
         few: measured with ``fewest`` blocks in each list.
@@ -175,7 +188,7 @@ def multiplied(few: Measured, more: Iterable[Measured], fewest: int) -> Measured
         steps = repeated(few.recorded.steps, other.recorded.steps, length) if len(each) == 1 else steps
     seconds = few.seconds + sum(other.seconds for other, _ in each)
     recorded = dataclasses.replace(few.recorded, steps=steps)
-    return dataclasses.replace(few, stretches=stretches, recorded=recorded, seconds=seconds, start=start)
+    return dataclasses.replace(few, stretches=stretches, seconds=seconds, recorded=recorded, start=start)
 
 
 def _line(base: Mapping[str, int], grown: list[tuple[Mapping[str, int], int]]) -> dict[str, int]:

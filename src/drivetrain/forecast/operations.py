@@ -76,8 +76,10 @@ class Recorded:
         steps: operations and exchanges, in the order of issue.
         is_compiled: the Trainer compiles the module; the record is of operations that are not fused.
         allows_tf32: float32 matrices may be multiplied in TF32.
+        pipeline: the ranks of a pipeline, the micro-batches of a batch, and the stages of a rank.
     """
 
     steps: tuple[Operation | Exchange, ...]
     is_compiled: bool = False
     allows_tf32: bool = False
+    pipeline: tuple[int, int, int] | None = None

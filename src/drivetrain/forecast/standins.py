@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from drivetrain.accelerators.cpu import CPUAccelerator
 from drivetrain.base import torch_private
+from drivetrain.base.introspect import overrides
 from drivetrain.base.torch_private import APPLY, own_buffers, own_parameters
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
@@ -21,15 +22,13 @@ from drivetrain.plan import Machine, Plan, resolve
 from drivetrain.settings import Settings
 from drivetrain.strategies import agreement
 from drivetrain.strategies.ddp import DDPStrategy
-from drivetrain.strategies.fsdp import FSDPStrategy
-from drivetrain.strategies.fully_sharded import FullySharded
 from drivetrain.strategies.group import TorchGroup
-from drivetrain.strategies.model_parallel import ModelParallelStrategy
 from drivetrain.strategies.parallel import ParallelStrategy
+from drivetrain.strategies.pipeline import PipelineStrategy
 from drivetrain.strategies.strategy import Strategy
 
 
-@dataclass(frozen=True)
+@dataclass
 class Job:
     """The job that is planned, as one of its ranks sees it.
 
@@ -90,21 +89,24 @@ class PlannedEnvironment(ClusterEnvironment):
         """Accept any number: the command line decides it."""
 
 
-def planned(job: Job) -> Callable[[Settings], Plan]:
-    """Return what replaces :func:`drivetrain.plan.resolve`: the Trainer's plan on the devices of ``job``."""
+def planned(job: Job, strategy: str | None = None) -> Callable[[Settings], Plan]:
+    """Return what replaces :func:`drivetrain.plan.resolve`: the Trainer's plan on the devices of ``job``, with another
+    strategy than the program's if one is given.
+    """
+    other = strategy
 
     def resolved(settings: Settings) -> Plan:
-        strategy = settings.strategy
+        strategy = other or settings.strategy
         if isinstance(strategy, Strategy):
             strategy.own_parts = replace(strategy.own_parts, accelerator=None, environment=None, devices=())
             strategy.parallel_devices = ()
         given = settings.plugins if isinstance(settings.plugins, (list, tuple)) else [settings.plugins]
         kept: list[Any] = [each for each in given if each is not None and not isinstance(each, ClusterEnvironment)]
         environment: Any = PlannedEnvironment(job)
-        several: dict[str, Any] = {"strategy": "ddp"} if strategy == "auto" and job.devices > 1 else {}
+        chosen: Any = "ddp" if strategy == "auto" and job.devices > 1 else strategy
         changed = replace(
             settings, accelerator=PlannedAccelerator(), devices=job.per_node, num_nodes=job.nodes,
-            plugins=[*kept, environment] if job.devices > 1 else kept, **several,
+            plugins=[*kept, environment] if job.devices > 1 else kept, strategy=chosen,
         )  # fmt: skip
         plan = resolve(changed, Machine(None, has_tensorboard=False))
         if job.devices > 1 and not plan.strategy_class.facts.is_distributed:
@@ -119,16 +121,21 @@ def planned(job: Job) -> Callable[[Settings], Plan]:
 
 def refused_strategy(strategy: Strategy) -> str | None:
     """Return why a run with ``strategy`` cannot be planned; ``None``: it can."""
-    kinds = (FSDPStrategy, ModelParallelStrategy)
-    name = type(strategy).__name__
-    if isinstance(strategy, kinds) or name in ("DDPStrategy", "SingleDeviceStrategy"):
+    facts = strategy.facts
+    if facts.drives_all_devices:
+        why = "trains on all devices in one process"
+    elif facts.honoured_hooks and overrides(strategy, "bind_step", PipelineStrategy):
+        why = "runs the steps itself"
+    elif facts.accelerators or overrides(strategy, "_meet", ParallelStrategy):
+        why = "does not exchange through torch's process groups"
+    else:
         return None
-    return f"{name} is not planned yet: SingleDeviceStrategy, DDPStrategy, FSDPStrategy and ModelParallelStrategy are."
+    return f'{type(strategy).__name__} {why}, which is not planned yet. Write strategy="ddp" or "fsdp" for the plan.'
 
 
 def stand_in_for_ranks(job: Job) -> None:
     """Change drivetrain, in this process, so that the other ranks of ``job`` give what this one gives."""
-    strategies, groups, sharded = cast("Any", ParallelStrategy), cast("Any", TorchGroup), cast("Any", FullySharded)
+    strategies, groups = cast("Any", ParallelStrategy), cast("Any", TorchGroup)
 
     def meet(strategy: Any) -> None:
         torch_tools.join_fake_ranks(job.rank, job.devices, strategy.timeout)
@@ -137,9 +144,7 @@ def stand_in_for_ranks(job: Job) -> None:
     groups._exchange, groups.store = _exchange, None
     groups._check_other_groups = lambda group, ranks: None
     cast("Any", agreement)._gathered = lambda world, text: [text] * world.size
-    for cls in (FSDPStrategy, ModelParallelStrategy):
-        _make_meshes_real(cls)
-    sharded.device_mesh = _real_property(sharded.device_mesh)
+    torch_tools.keep_meshes_real()
     stand_in_for_ddp()
 
 
@@ -186,27 +191,6 @@ def _mean(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]: 
     return done
 
 
-def _make_meshes_real(cls: Any) -> None:
-    make = cls._make_mesh
-
-    def made(strategy: Any, kind: str) -> Any:
-        with torch_tools.real():
-            return make(strategy, kind)
-
-    cls._make_mesh = made
-
-
-def _real_property(own: property) -> property:
-    """Return a property that computes its value outside of the fake mode: the ranks of a mesh are values."""
-
-    def read(strategy: Any) -> Any:
-        assert own.fget is not None
-        with torch_tools.real():
-            return own.fget(strategy)
-
-    return property(read)
-
-
 def _exchange(group: Any, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Return what a collective of our own returns if every rank passes the same."""
     return ANSWERS[function.__name__](len(group.ranks), *args)
@@ -235,7 +219,12 @@ def parameters_become_fake(mode: Any) -> None:
     register_parameter, register_buffer = module.register_parameter, module.register_buffer
 
     def faked(tensor: Any) -> Any:
-        if not isinstance(tensor, Tensor) or torch_tools.is_fake(tensor) or type(tensor) not in (Tensor, nn.Parameter):
+        if (
+            not isinstance(tensor, Tensor)
+            or tensor.is_meta
+            or torch_tools.is_fake(tensor)
+            or type(tensor) not in (Tensor, nn.Parameter)
+        ):
             return tensor
         if not hasattr(tensor, _STAND_IN):  # one stand-in for a tensor that several modules register
             setattr(tensor, _STAND_IN, torch_tools.alike(mode, tensor))
@@ -291,8 +280,3 @@ def device_numbers(ranks: Sequence[int]) -> tuple[int, int]:
 def wrap_again(owner: Any, module: nn.Module) -> None:
     """Let a DDPStrategy wrap its module again."""
     owner.model = owner._wrapped(module)
-
-
-def sharding_options(owner: Any) -> Any:
-    """Return the options of a strategy that shards with FSDP2; ``None`` for others."""
-    return owner.options if isinstance(owner, FullySharded) else None

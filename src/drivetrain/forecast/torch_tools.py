@@ -7,6 +7,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain.base import torch_private
+from drivetrain.base.packages import device_mesh
 from drivetrain.base.torch_private import number_of_node, operation_name
 
 
@@ -51,9 +53,42 @@ def dynamic_errors() -> tuple[type[BaseException], ...]:
     return torch_private.NeedsValues, torch_private.NeedsShapes
 
 
+def depends_on_values(func: Any) -> bool:
+    """Whether the result of an operator, or its shape, depends on the values of tensors."""
+    return not _DEPENDS.isdisjoint(func.tags)
+
+
+_DEPENDS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
 def real() -> AbstractContextManager[Any]:
     """Return a context in which no mode is active: tensors are real, and nothing is recorded."""
     return torch_private.without_modes()
+
+
+def forget_ranks() -> None:
+    """Leave the process group of the process that this one is a copy of as it is: its ranks know of no copy."""
+    cast("Any", dist).GroupMember.WORLD = None
+
+
+def keep_meshes_real() -> None:
+    """Change torch's meshes of ranks, in this process: their ranks have values in the fake mode too."""
+
+    def outside(function: Any) -> Any:
+        @functools.wraps(function)
+        def called(*args: Any, **options: Any) -> Any:
+            with real():
+                return function(*args, **options)
+
+        return called
+
+    mesh: Any = device_mesh.DeviceMesh
+    mesh.__init__ = outside(mesh.__init__)
+    if "mesh" in vars(mesh):  # else an attribute that the constructor sets
+        mesh.mesh = property(outside(mesh.mesh.fget))
+    if hasattr(mesh, torch_private.JOIN_MESHES):
+        setattr(mesh, torch_private.JOIN_MESHES, staticmethod(outside(getattr(mesh, torch_private.JOIN_MESHES))))
+    device_mesh.init_device_mesh = outside(device_mesh.init_device_mesh)
 
 
 def join_fake_ranks(rank: int, world_size: int, timeout: Any) -> None:
@@ -61,6 +96,13 @@ def join_fake_ranks(rank: int, world_size: int, timeout: Any) -> None:
     store = torch_private.FakeStore()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size, timeout=timeout)
     _ = torch_private.collectives  # its import teaches the fake mode torch's collectives
+
+
+def stages_know_shapes(stage: Any) -> None:
+    """Change torch's ``PipelineStage``: its shapes are given, and the ranks do not vote on whether they are."""
+    known = SimpleNamespace(item=lambda: 1)
+    for name in torch_private.VOTES_OF_A_STAGE:
+        setattr(stage, name, lambda own, *args, **options: known)
 
 
 @contextlib.contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import pickle
+import select
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,12 +17,14 @@ from typing import Any
 
 from drivetrain.forecast import blocks
 from drivetrain.forecast.memory import Measured, multiplied
-from drivetrain.forecast.standins import Job, refused_strategy, sharding_options
+from drivetrain.forecast.rank_classes import MOST_CLASSES
+from drivetrain.forecast.standins import Job, refused_strategy
+from drivetrain.forecast.values import UnreadableError, Values
 from drivetrain.forecast.windows import Case, Windows
-from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.fsdp import FSDPStrategy
 from drivetrain.strategies.fsdp_blocks import class_name
-from drivetrain.strategies.single_device import SingleDeviceStrategy
+from drivetrain.strategies.model_parallel import TENSOR, ModelParallelStrategy
+from drivetrain.strategies.tp_plan import declared_plan
 
 Fits = Callable[[Measured], bool]
 
@@ -37,6 +42,7 @@ class Change:
         write: the line to write.
         arguments: of the Trainer.
         case: attributes of a :class:`Case`.
+        rank: the rank that is run; ``None``: the planned one.
         found: what the program then needs; ``None``: it could not be measured, for the reason in ``failed``.
     """
 
@@ -44,6 +50,7 @@ class Change:
     write: str
     arguments: dict[str, Any] = field(default_factory=dict)
     case: dict[str, Any] = field(default_factory=dict)
+    rank: int | None = None
     found: Measured | None = None
     failed: str = ""
 
@@ -67,8 +74,7 @@ class Planner:
 
     def __init__(self, job: Job, mode: Any, program: str, asked: dict[str, Any]) -> None:
         self.job, self.mode, self.program, self.asked = job, mode, program, asked
-        self.values = [tuple(each) for each in asked.get("values", ())]
-        self._base = Case(foreach=not job.on_host)
+        self._base, self.rank = Case(foreach=not job.on_host), job.rank
 
     def run(self, trainer: Any, started: Any, fits: Fits) -> dict[str, Any]:
         """Return the result for the command: the unchanged program, and changes if it does not fit."""
@@ -78,12 +84,33 @@ class Planner:
         try:
             base = self.measured(Change("", ""))
         except TryError as error:
+            if str(error).startswith(UnreadableError.__name__) and self.asked["values"] is None:
+                return {"reads": sum(each.nbytes for each in started.model.parameters())}
             return {"failed": str(error)}
-        found = {"base": base, "plan": str(trainer.plan), "changes": [], "largest": None}
+        classes = self._by_class(base) if self.asked["rank"] is None else []
+        worst = max(
+            (each for _, each in classes if each.found is not None),
+            key=lambda each: each.found.peak.total if each.found else 0, default=None,
+        )  # fmt: skip
+        if worst is not None and worst.found is not None and worst.rank is not None:
+            base, self.rank = worst.found, worst.rank
+        found = {"base": base, "rank": self.rank, "classes": classes, "plan": str(trainer.plan), "changes": [],
+                 "largest": None}  # fmt: skip
         if self.asked.get("tries") or (not fits(base) and self.asked.get("tries") is not False):
             found["changes"] = list(self._tried(fits))
             found["largest"] = self.largest_batch(base, fits)
         return found
+
+    def _by_class(self, base: Measured) -> list[tuple[tuple[int, ...], Change]]:
+        """Return the classes of ranks, each with what its first rank needs; of many classes some are not run."""
+        classes = [(ranks, Change("", "", rank=ranks[0])) for ranks in base.classes]
+        if len(classes) == 1:
+            return []
+        run = [each for _, each in classes[:MOST_CLASSES]]
+        for each in run:
+            each.found = base if each.rank == self.rank else None
+        self._measured_together([each for each in run if each.found is None])
+        return classes
 
     # ---- changes -------------------------------------------------------------------------------------------------
 
@@ -110,7 +137,7 @@ class Planner:
     def _measured_together(self, changes: list[Change]) -> list[Change]:
         """Measure changes, as many at the same time as there are processors."""
         most, running = os.cpu_count() or 1, list[tuple[Change, Copy]]()
-        for change in [*changes, None]:
+        for change in [*(each for each in changes if not each.failed), None]:
             while running and (change is None or len(running) >= most):
                 done, copy = running.pop(0)
                 found = copy.result()
@@ -122,8 +149,8 @@ class Planner:
     def changes(self) -> Iterator[Change]:
         """Yield the changes that this program has not made yet, the cheapest first."""
         trainer = self._trainer
-        strategy, model = trainer.strategy, self._started.model
-        options = sharding_options(strategy)
+        model, options = self._started.model, trainer.strategy.agreed_options()
+        is_sharded = "sharding_strategy" in options
         if trainer.plan.precision.name == "32-true":
             for name in ("bf16-mixed", "bf16-true"):
                 yield Change(name, f'Trainer(precision="{name}")', {"precision": name})
@@ -134,29 +161,32 @@ class Planner:
         )  # fmt: skip
         found = list(blocks.paths(model).values())
         name = class_name(found[0]) if found else ""
-        if found and getattr(options, "activation_checkpointing_policy", None) is None:
+        if found and options.get("activation_checkpointing_policy") is None:
             line = f"{name}: torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
-            if isinstance(strategy, FSDPStrategy):
-                line = f"FSDPStrategy(activation_checkpointing_policy={{{name}}})"
+            if is_sharded:
+                line = f"activation_checkpointing_policy={{{name}}} of the strategy"
             yield Change("recomputed activations", line, case={"recomputes": True})
-        if self.job.devices > 1 and type(strategy) in (DDPStrategy, FSDPStrategy, SingleDeviceStrategy):
-            yield from self._sharded(strategy, options)
+        if self.job.devices > 1 and TENSOR not in options:
+            yield from self._sharded(options, is_sharded)
 
-    def _sharded(self, strategy: Any, options: Any) -> Iterator[Change]:
-        kept = {} if options is None else {
-            name: getattr(options, name)
-            for name in ("mixed_precision", "auto_wrap_policy", "activation_checkpointing_policy", "gradient_exchange")
-        }  # fmt: skip
-        names = ["SHARD_GRAD_OP", "FULL_SHARD", *(["HYBRID_SHARD"] if self.job.nodes > 1 else [])]
-        for name in names:
-            if options is None or options.sharding != name:
-                made = FSDPStrategy(sharding_strategy=name, **kept)
-                short = 'strategy="fsdp"' if name == "FULL_SHARD" and options is None else ""
+    def _sharded(self, options: dict[str, Any], is_sharded: bool) -> Iterator[Change]:
+        names = ("mixed_precision", "auto_wrap_policy", "activation_checkpointing_policy", "gradient_exchange")
+        kept = {name: options[name] for name in names if name in options}
+        for name in ("SHARD_GRAD_OP", "FULL_SHARD", *(["HYBRID_SHARD"] if self.job.nodes > 1 else [])):
+            if options.get("sharding_strategy") != name:
+                short = 'strategy="fsdp"' if name == "FULL_SHARD" and not is_sharded else ""
                 line = short or f'strategy=FSDPStrategy(sharding_strategy="{name}")'
-                yield Change(name, f"Trainer({line})", {"strategy": made})
-        if options is None or not options.offloads:
+                yield Change(name, f"Trainer({line})", {"strategy": FSDPStrategy(sharding_strategy=name, **kept)})
+        if not options.get("cpu_offload"):
             made = FSDPStrategy(cpu_offload=True, **kept)
             yield Change("offload", 'Trainer(strategy="fsdp_cpu_offload")', {"strategy": made})
+        if (size := self.job.per_node if self.job.nodes > 1 else self.job.per_node // 2) > 1:
+            line = f"Trainer(strategy=ModelParallelStrategy(tensor_parallel_size={size}))"
+            parallel = ModelParallelStrategy(tensor_parallel_size=size, **kept)
+            missing = "" if declared_plan(self._started.model) else (
+                "the module declares no tp_plan, and a plan cannot know how its layers may be split"
+            )  # fmt: skip
+            yield Change("tp", line, {"strategy": parallel}, failed=missing)
 
     def largest_batch(self, base: Measured, fits: Fits) -> int | None:
         """Return the largest micro-batch that fits, up to the program's own; 0: none; ``None``: it is not known."""
@@ -207,13 +237,17 @@ class Planner:
 
         def run() -> Measured:
             trainer = self._trainer
-            if change.arguments:
+            rank = self.rank if change.rank is None else change.rank
+            if change.arguments or rank != self.job.rank:
+                self.job.rank = rank
                 given = {
                     each.name: getattr(trainer.settings, each.name) for each in dataclasses.fields(trainer.settings)
                 }
                 trainer = type(trainer)(**{**given, **change.arguments})
             case = dataclasses.replace(self._base, **change.case, lengths=lengths)
-            return Windows(self.job, case, self.mode, self.program, self.values).run(trainer, self._started)
+            batch = self.asked.get("batch")
+            values = Values(self.asked["values"])
+            return Windows(self.job, case, self.mode, self.program, values, batch).run(trainer, self._started)
 
         return Copy(run).result()
 
@@ -223,17 +257,22 @@ class Copy:
 
     Args:
         function: returns what was measured.
+        alone_with: the only file descriptor that the copy shares with this process, beside a pipe for the result, so
+            that it moves no position in a file and holds no connection open; ``None``: it shares all.
     """
 
-    def __init__(self, function: Callable[[], Measured]) -> None:
+    def __init__(self, function: Callable[[], Any], alone_with: int | None = None) -> None:
         self._here: Measured | TryError | None = None
         if not hasattr(os, "fork"):
             self._here = function()
             return
         self._reader, writer = os.pipe()
+        inherited = {} if alone_with is None else _open_files()
         self._process = os.fork()
         if self._process == 0:
             os.close(self._reader)
+            if alone_with is not None:
+                _close_inherited(inherited, {writer, alone_with})
             with os.fdopen(writer, "wb") as pipe:
                 pickle.dump(_outcome(function), pipe)
             sys.stderr.flush()
@@ -251,6 +290,37 @@ class Copy:
             return TryError("the process that measured it was killed, probably for want of memory on this machine")
         found: Measured | TryError = pickle.loads(data)
         return found
+
+    def is_done(self, timeout_s: float = 0.0) -> bool:
+        """Whether the result is there, or comes within ``timeout_s``."""
+        return bool(select.select([self._reader], [], [], timeout_s)[0])
+
+    def end(self) -> None:
+        """End the copy, whose result is not needed."""
+        os.close(self._reader)
+        os.kill(self._process, signal.SIGKILL)
+        os.waitpid(self._process, 0)
+
+
+def _open_files() -> dict[int, tuple[int, int]]:
+    """Return which file each descriptor of this process stands for."""
+    found = {}
+    for each in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):  # the one that listed them
+            status = os.fstat(each)
+            found[each] = status.st_dev, status.st_ino
+    return found
+
+
+def _close_inherited(inherited: dict[int, tuple[int, int]], kept: set[int]) -> None:
+    """Let descriptors that came from another process lead nowhere; an object that holds one may still close it.
+
+    What a library has opened when the process was copied, as libuv does for torch's store, is its own.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for each, file in _open_files().items():
+        if each not in kept and inherited.get(each) == file:
+            os.dup2(nowhere, each)
 
 
 def _outcome(function: Callable[[], Measured]) -> Measured | TryError:

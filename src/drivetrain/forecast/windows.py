@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import drivetrain
+from drivetrain.base.introspect import overrides
 from drivetrain.base.tree import batch_sizes, map_leaves
 from drivetrain.callback import Callback
 from drivetrain.forecast import blocks, torch_tools
@@ -39,10 +40,14 @@ from drivetrain.forecast.ledger import (
     finished,
 )
 from drivetrain.forecast.memory import Measured, measured
-from drivetrain.forecast.standins import ARRIVED, Job, sharding_options, wrap_again
+from drivetrain.forecast.rank_classes import rank_classes
+from drivetrain.forecast.stages import PIPELINE
+from drivetrain.forecast.standins import ARRIVED, Job, wrap_again
+from drivetrain.forecast.values import Values
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.run import ENDLESS
 from drivetrain.strategies.sharded_state import local_shard
+from drivetrain.strategies.step import Step
 from drivetrain.trials.child import LEFT_OUT, NoLogger
 
 WINDOWS = 2
@@ -105,6 +110,14 @@ class Watch(Callback):
         """Begin a batch, and with the first one of a window the window."""
         self._own.begins_batch(batch, batch_idx)
 
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """End the fit after the last window."""
+        self._own.ends_batch(batch_idx)
+
+
+class WatchBackward(Watch):
+    """Knows more of the phases, where the strategy calls the hooks of the backward pass."""
+
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Follow the phase."""
         self._own.note("before backward")
@@ -115,10 +128,6 @@ class Watch(Callback):
         self._own.note("after backward")
         self._own.recorder.phase = "clip"
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """End the fit after the last window."""
-        self._own.ends_batch(batch_idx)
-
 
 class Windows:
     """Runs the windows of one case.
@@ -128,12 +137,15 @@ class Windows:
         case: what is changed.
         mode: the fake mode.
         program: the path of the program.
-        values: what the program reads, from a real run: lines and values.
+        values: what the program reads from tensors; if they are recorded, the tensors are real.
+        batch: the batch, or one with its shapes; ``None``: the first one of the program's loader.
     """
 
-    def __init__(self, job: Job, case: Case, mode: Any, program: str, values: list[tuple[str, Any]]) -> None:
-        self.job, self.case, self.mode = job, case, mode
-        self.ledger = Ledger()
+    def __init__(
+        self, job: Job, case: Case, mode: Any, program: str, values: Values, batch: Any = None
+    ) -> None:  # fmt: skip
+        self.job, self.case, self.mode, self.batch = job, case, mode, batch
+        self.values, self.ledger = values, Ledger()
         self.recorder = Recorder(self.ledger, Lines(_program_files(program)), values)
         self.recorder.phase = "optimizer"  # what is made before the first batch belongs to no forward pass
         self._optimizers: list[Any] = []
@@ -157,11 +169,13 @@ class Windows:
         unshared, set_up = loaders.unshared, strategy.setup
 
         def one_batch(owner: Any, stage: str) -> Any:
+            batch = self.batch
             with torch_tools.real():
-                found = unshared(owner, stage)
-                if stage != "fit":
-                    return found
-                batch = next(iter(found))
+                if batch is None or stage != "fit":
+                    found = unshared(owner, stage)
+                    if stage != "fit":
+                        return found
+                    batch = next(iter(found))
             self.batch_size = next(batch_sizes(batch), 0)
             return OneBatch(self._fake(batch), self._window * WINDOWS + 1)
 
@@ -173,18 +187,21 @@ class Windows:
             trainer.run_job(job)
         return self.result
 
+    result: Any = None
+
     def _quiet(self, trainer: Any, model: Any) -> None:
         """Leave out what writes files or to the terminal, and every limit and validation."""
         self._is_compiled = bool(trainer.settings.compile)
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="drivetrain-plan-"))
         own = model.configure_callbacks
         model.configure_callbacks = lambda: _without_traces(_listed(own()))
-        trainer._callbacks = [*_without_traces(trainer._callbacks), Watch(self)]
+        watch = Watch if _owns_step(trainer.strategy) else WatchBackward
+        trainer._callbacks = [*_without_traces(trainer._callbacks), watch(self)]
         trainer._loggers = [NoLogger(folder)] if trainer._loggers else []
         trainer.default_root_dir, trainer._profiler, trainer._set_ckpt_path = folder, None, None
         trainer.settings = dataclasses.replace(
             trainer.settings, max_time=None, profiler=None, cuda_graphs=False, compile=None, detect_anomaly=False,
-            replay_every=None, replica_check_every=None,
+            replay_every=None, replica_check_every=None, plan_check=None,
         )  # fmt: skip
         limits = trainer.limits
         limits.sanity_batches = limits.val_batches = 0
@@ -194,7 +211,8 @@ class Windows:
     def _prepare(self, trainer: Any, set_up: Callable[[Any], None]) -> None:
         """Set the model up on fake tensors, of which everything is recorded from now on."""
         module = trainer.lightning_module
-        self.lists = blocks.shorten(module, self.case.lengths)
+        # a pipeline cuts its stages from all blocks
+        self.lists = blocks.shorten(module, None if _owns_step(trainer.strategy) else self.case.lengths)
         self.blocks = blocks.paths(module)
         if self.case.recomputes:
             blocks.recompute(self.blocks.values())
@@ -203,6 +221,7 @@ class Windows:
         self._stack.enter_context(self.recorder)
         self.recorder.mark((*module.parameters(), *module.buffers()), OTHER)
         set_up(trainer)
+        self._classes = rank_classes(module, self.job.devices, PIPELINE.owners, PIPELINE.size)
         self.recorder.watch(module, self.blocks)
         self.module, self.trainer = module, trainer
         if isinstance(trainer.strategy.model, DistributedDataParallel):
@@ -215,7 +234,7 @@ class Windows:
     def _fake(self, batch: Any) -> Any:
         def fake(tensor: Any) -> Any:
             parts = self.case.divides
-            if not isinstance(tensor, Tensor):
+            if not isinstance(tensor, Tensor) or self.values.records:
                 return tensor
             if tensor.ndim and (parts > 1 or self.case.samples):
                 tensor = tensor[: self.case.samples or max(1, tensor.shape[0] // parts)].contiguous()
@@ -228,11 +247,11 @@ class Windows:
     def begins_batch(self, batch: Any, batch_idx: int) -> None:
         """Note the first step of the window that is reported, and what is live there."""
         own = self.recorder
+        self.ledger.set_up = self.ledger.set_up or len(self.ledger.events)
         if batch_idx % self._window == 0:
             gc.collect()  # cycles hold what the window before has left
-            parameters = [local_shard(each) for each in self.module.parameters()]
-            own.mark(parameters, PARAMETERS)
-            own.mark([local_shard(each) for each in self.module.buffers()], BUFFERS)
+            own.mark([local_shard(each) for each in self.module.parameters() if not each.is_meta], PARAMETERS)
+            own.mark([local_shard(each) for each in self.module.buffers() if not each.is_meta], BUFFERS)
             self._optimizers = list(self.trainer.strategy.optimizers)
             self._mark_states()
             for optimizer in self._optimizers if self.case.foreach else ():
@@ -255,6 +274,8 @@ class Windows:
             self._divide_by_arrival()
         if batch_idx + 1 < self._window * WINDOWS:
             return
+        if self.values.records:
+            raise _EndedError
         self._mark_gradients()
         events, steps = self._first
         host = _on_host(self.trainer.strategy)
@@ -264,9 +285,10 @@ class Windows:
             batch_size=self.batch_size, is_complete=self.case.lengths is None, live=self._live,
         )  # fmt: skip
         self.result.recorded = dataclasses.replace(
-            self.result.recorded, is_compiled=self._is_compiled,
+            self.result.recorded, pipeline=PIPELINE.schedule, is_compiled=self._is_compiled,
             allows_tf32=torch.get_float32_matmul_precision() != "highest",
         )  # fmt: skip
+        self.result.classes = self._classes
         for handle in (*self._handles, *self.recorder.handles):
             handle.remove()
         raise _EndedError
@@ -301,10 +323,13 @@ class Windows:
         self.recorder.mark([local_shard(each) for each in found], GRADIENTS)
 
 
+def _owns_step(strategy: Any) -> bool:
+    return overrides(strategy, "bind_step", Step)
+
+
 def _on_host(strategy: Any) -> tuple[str, ...]:
     """Return the kinds that the strategy keeps in the host's memory."""
-    options = sharding_options(strategy)
-    return (PARAMETERS, GRADIENTS, OPTIMIZER) if options is not None and options.offloads else ()
+    return (PARAMETERS, GRADIENTS, OPTIMIZER) if strategy.agreed_options().get("cpu_offload") else ()
 
 
 def _listed(callbacks: Any) -> list[Any]:

@@ -90,6 +90,12 @@ def join_board(folder: Path, local_rank: int) -> Sheet:
     return _own[0]
 
 
+def leave_board() -> None:
+    """Forget the sheet: this process is a copy of a rank, and must not write what the rank does."""
+    os.environ.pop(BOARD, None)
+    _own.clear()
+
+
 def own_sheet() -> Sheet | None:
     """Return this rank's sheet of the board; ``None`` if the rank was not started with one and has joined none."""
     folder = os.environ.pop(BOARD, "")

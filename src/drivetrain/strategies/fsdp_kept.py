@@ -106,6 +106,8 @@ def forget_iteration(module: Any) -> None:
     """Reset the state that an unfinished pass has left, with its gradients."""
     if hasattr(module, "reset_iter_state"):
         module.reset_iter_state()
+    elif hasattr(module, torch_private.FSDP_STATE):
+        torch_private.reset_passes(module, list(groups_in(module)))
     for _, parameter in parameters_in(module):
         parameter.unsharded_accumulated_grad = None
         if (gathered := gathered_of(parameter)) is not None:

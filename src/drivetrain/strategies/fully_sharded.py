@@ -82,6 +82,12 @@ class FullySharded(Strategy):
             )
         self.facts = self.facts.but(start_method=start_method, refuses=refused)
 
+    def agreed_options(self) -> dict[str, Any]:
+        options = self.options
+        own = {"sharding_strategy": options.sharding, "cpu_offload": options.offloads}
+        names = ("mixed_precision", "auto_wrap_policy", "activation_checkpointing_policy", "gradient_exchange")
+        return {**super().agreed_options(), **own, **{name: getattr(options, name) for name in names}}
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_mesh": None}
 

@@ -143,6 +143,10 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         self._hooks: dict[nn.Parameter, Any] = {}  # hooks of parameters, for this run
         self._scaler: Any = None  # the precision's scaler, with its unscaling replaced for this run
 
+    def agreed_options(self) -> dict[str, Any]:
+        sizes = dict(zip((DATA, TENSOR), self._asked, strict=True))
+        return {**super().agreed_options(), **sizes, CONTEXT: self.context_parallel_size}
+
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), "_hooks": {}, "_scaler": None, "_context": None}
         state.pop(_TO_DEVICE, None)

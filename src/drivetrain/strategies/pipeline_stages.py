@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drivetrain.base import torch_private
 from drivetrain.base.packages import pipelining
 from drivetrain.base.torch_private import own_parameters
 from drivetrain.base.tree import map_leaves
@@ -174,6 +175,8 @@ class Schedule:
             pipelining.PipelineStage(_Stage(stage, context, trained[number]), number, num_stages, device, group=group)
             for number, stage in own.items()
         ]
+        for each in stages:
+            torch_private.connect_by_equal_messages(each)
         arguments: dict[str, Any] = {"loss_fn": None if loss is None else self._loss, "scale_grads": False}
         self.schedule: Any
         if name == "interleaved_1f1b":
@@ -181,7 +184,9 @@ class Schedule:
         elif name == "1f1b" and loss is not None and count >= num_stages:
             self.schedule = pipelining.Schedule1F1B(stages[0], count, **arguments)
         else:  # with fewer micro-batches than stages, passes cannot alternate
-            self.schedule = pipelining.ScheduleGPipe(stages[0], count, **arguments)
+            # torch 2.9 makes no schedule of fewer micro-batches than stages, and runs it as newer versions do
+            self.schedule = pipelining.ScheduleGPipe(stages[0], max(count, num_stages), **arguments)
+            torch_private.set_micro_batches(self.schedule, count)
 
     def train(self, inputs: tuple[Tensor, ...], target: Any) -> Tensor | None:
         """Run forward and backward passes.

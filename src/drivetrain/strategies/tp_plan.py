@@ -42,6 +42,7 @@ def split(root: nn.Module, mesh: Any, plan: Mapping[str, Any]) -> str:
     """
     layers, done, without = dict(root.named_modules()), [], []
     tied = _tied(root)
+    frozen = [name for name, each in root.named_parameters(remove_duplicate=False) if not each.requires_grad]
     for pattern, given in plan.items():
         names = [name for name in layers if _matches(name, pattern)]
         if not names:
@@ -66,6 +67,8 @@ def split(root: nn.Module, mesh: Any, plan: Mapping[str, Any]) -> str:
             raise ConfigurationError(f"{text} {did_you_mean(pattern, known)}")
         rank_zero_warn(f"{text} The other names were used. Leave it out of the plan.")
     _tie_again(tied)
+    for name in frozen:  # torch 2.9 makes parameters that train, whatever they were
+        root.get_parameter(name).requires_grad_(False)
     return ", ".join(done)
 
 

@@ -221,6 +221,8 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
         if not overrides(module, method, LightningModule):
             near = next(near_misses(type(module), LightningModule, [method], alike=0.8), None)
             cure = "Define it." if near is None else f"Is it {near[0]}? Rename that to {method}."
+            if method == "test_step" and overrides(module, "validation_step", LightningModule):
+                cure = "To test as you validate, write test_step = validation_step in the class."
             raise ConfigurationError(f"{name} has no {method}, and trainer.{fn.value} calls it. {cure}")
     predicts = overrides(module, "predict_step", LightningModule) or overrides(module, "forward", LightningModule)
     if fn is TrainerFn.PREDICTING and not predicts:

@@ -174,9 +174,9 @@ class Trainer(TrainerView):
         sample_seeds: bool = False,
         replica_check_every: int | None = None,
         replay_every: int | None = None,
+        plan_check: Literal["warn"] | None = None,
     ) -> None:
-        arguments = {name: value for name, value in locals().items() if name != "self"}
-        self.settings = Settings(**configs.without_configs(arguments))
+        self.settings = Settings(**configs.without_configs({k: v for k, v in locals().items() if k != "self"}))
         plan = resolve(self.settings)
         if (verbs := plan.strategy_class.facts.engine_verbs) is not None:
             verbs.refuse_trainer(plan.strategy_class)

@@ -181,6 +181,8 @@ class Own(Dataset[Any]):
     [(False, {}, True), (False, {"shuffle": True}, True), (True, {}, False), (True, {"pin_memory": True}, True),
      (True, {"pin_memory": True, "num_workers": 1}, True), (False, {"num_workers": 1}, False)],
 )  # fmt: skip
+# torch 2.9's own loader does what it advises against
+@pytest.mark.filterwarnings("ignore:The argument 'device' of Tensor.(is_pinned|pin_memory):DeprecationWarning")
 def test_batches_in_pinned_memory(
     make_trainer: Any, monkeypatch: pytest.MonkeyPatch, own: bool, options: Any, pinned: bool
 ) -> None:

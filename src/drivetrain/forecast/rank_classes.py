@@ -1,0 +1,63 @@
+"""Which ranks of a job hold shards of the same sizes, so that one of them can stand for the others."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import nn
+
+from drivetrain.forecast import torch_tools
+
+MOST_CLASSES = 4
+"""Classes of which a rank is run: those with the largest shards."""
+
+
+def rank_classes(module: nn.Module, ranks: int, owners: dict[str, int], pipeline: int) -> tuple[tuple[int, ...], ...]:
+    """Return the classes of ranks, those with the largest shards first; a class is the numbers of its ranks.
+
+    In a pipeline, of stages with equal parameters the earlier one keeps the activations of more micro-batches; the
+    first and the last stage are classes of their own.
+
+    Args:
+        module: the model, whose parameters are set up.
+        ranks: the number of ranks.
+        owners: for each parameter, the rank of a pipeline that holds it.
+        pipeline: the number of ranks in a pipeline; 1 without one.
+    """
+    shapes: list[list[Any]] = [[] for _ in range(ranks)]
+    sizes = [0] * ranks
+    counted: dict[Any, list[Any]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        key = tuple(parameter.shape), getattr(parameter, "placements", ()), getattr(parameter, "device_mesh", None)
+        counted.setdefault((*key, owners.get(name)), []).append(parameter.element_size())
+    for (shape, placements, mesh, owner), items in counted.items():
+        if mesh is not None:
+            with torch_tools.real():
+                dimensions, numbers = tuple(mesh.mesh.shape), mesh.mesh.flatten().tolist()
+            places: Iterable[Any] = zip(numbers, itertools.product(*map(range, dimensions)), strict=True)
+        else:
+            dimensions, places = (), [(rank, ()) for rank in range(ranks) if owner in (None, rank % pipeline)]
+        for rank, place in places:
+            local = _local(shape, placements, dimensions, place)
+            shapes[rank].append((local, len(items)))
+            count = 1
+            for size in local:
+                count *= size
+            sizes[rank] += count * sum(items)
+    found: dict[Any, list[int]] = {}
+    for rank in range(ranks):
+        ends = (rank % pipeline == 0, rank % pipeline == pipeline - 1) if pipeline > 1 else ()
+        found.setdefault((ends, tuple(shapes[rank])), []).append(rank)
+    return tuple(map(tuple, sorted(found.values(), key=lambda each: -sizes[each[0]])))
+
+
+def _local(shape: Sequence[int], placements: Any, mesh: Sequence[int], place: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of a shard, which torch cuts as ``torch.chunk`` does."""
+    local = list(shape)
+    for placement, parts, at in zip(placements, mesh, place, strict=True):
+        if (dim := getattr(placement, "dim", None)) is not None:
+            chunk = -(-local[dim] // parts)
+            local[dim] = max(0, min(chunk, local[dim] - at * chunk))
+    return tuple(local)

@@ -1,0 +1,77 @@
+"""What a program reads from tensors: a pass with values records it, and a pass without them gets it back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from drivetrain.base.tree import map_leaves
+
+Key = tuple[str, str, str]
+"""A line of the program, the block that runs, and the operation."""
+MOST_UNKNOWN = 10_000
+"""Values that a line may read without knowing them; a loop that waits for one would never end."""
+
+
+class UnreadableError(Exception):
+    """The step needs a value that a fake tensor does not have.
+
+    Args:
+        line: the line of the program.
+        what: the operation.
+    """
+
+    def __init__(self, line: str, what: str) -> None:
+        super().__init__(
+            f"{line} needs the values of a tensor, for {what}, and a plan knows shapes only. Give the result a size "
+            "that depends on shapes, or plan a program without this line."
+        )
+
+
+class Values:
+    """Results of operations that depend on the values of tensors, in their order.
+
+    Args:
+        known: by key, from a pass with values; ``None``: the first one that is needed ends the pass.
+        records: whether this is the pass with values.
+    """
+
+    def __init__(self, known: dict[Key, list[Any]] | None, records: bool = False) -> None:
+        self.known, self.records, self.ends = known or {}, records, known is None
+        self._taken = Counter[Key]()
+
+    def record(self, key: Key, result: Any) -> None:
+        """Keep a number, or the shapes of tensors."""
+        self.known.setdefault(key, []).append(
+            map_leaves(lambda leaf: leaf.detach().to("meta") if isinstance(leaf, Tensor) else leaf, result)
+        )
+
+    def take(self, key: Key) -> tuple[bool, Any]:
+        """Return whether the next result is known, and the result; tensors are new ones. After the last comes the
+        first again.
+
+        Raises:
+            UnreadableError: it is not known, and this ends the pass.
+        """
+        at, self._taken[key] = self._taken[key], self._taken[key] + 1
+        if found := self.known.get(key):
+            return True, map_leaves(_new, found[at % len(found)])
+        if self.ends or at == MOST_UNKNOWN:
+            raise UnreadableError(key[0], key[2])
+        return False, None
+
+
+def _new(leaf: Any) -> Any:
+    return torch.empty(leaf.shape, dtype=leaf.dtype) if isinstance(leaf, Tensor) else leaf
+
+
+def read_one_by_one() -> None:
+    """Change torch, in this process, so that ``tensor.tolist()`` reads its values as a fake tensor does."""
+
+    def tolist(tensor: Tensor) -> Any:
+        return [each.tolist() for each in tensor] if tensor.ndim else tensor.item()
+
+    cast("Any", torch.Tensor).tolist = tolist
