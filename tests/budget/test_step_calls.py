@@ -36,14 +36,14 @@ def public(budget: Any) -> Any:
         return budget.trained()
 
 
-def test_a_step_makes_at_most_70_python_calls(bare: Any) -> None:
+def test_a_step_makes_at_most_60_python_calls(bare: Any) -> None:
     """The hand-written loop makes 94 with torch 2.13, and from 86 to 138 with those from 2.9 to 2.14."""
-    # the forward pass alone makes 18, the functions behind the optimizer's step 15: fewer calls mean a bad count
-    assert 40 <= bare.python <= 70
+    # the forward pass alone makes 18, the functions behind the optimizer's step 6: fewer calls mean a bad count
+    assert 30 <= bare.python <= 60
 
 
-def test_a_step_makes_at_most_9_own_calls(bare: Any) -> None:
-    assert 5 <= bare.own <= 9
+def test_a_step_makes_at_most_7_own_calls(bare: Any) -> None:
+    assert 5 <= bare.own <= 7
 
 
 def test_a_step_makes_fewer_calls_of_any_kind_than_the_hand_written_loop(by_hand: Any, bare: Any) -> None:
@@ -120,9 +120,9 @@ def test_the_default_trainer_adds_at_most_5_python_calls(budget: Any, bare: Any,
     assert abs(attached.python - bare.python) <= 5
 
 
-def test_clipping_and_a_log_add_at_most_7_own_calls(budget: Any, bare: Any) -> None:
+def test_clipping_and_a_log_add_at_most_10_own_calls(budget: Any, bare: Any) -> None:
     clipped = budget.trained(lambda module, loss: module.log("loss", loss), gradient_clip_val=1.0)
-    assert bare.own + 3 <= clipped.own <= bare.own + 7
+    assert bare.own + 3 <= clipped.own <= bare.own + 10
 
 
 def test_a_flush_to_a_table_and_a_bar_makes_at_most_75_own_calls(budget: Any, tmp_path: Any) -> None:

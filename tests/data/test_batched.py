@@ -218,15 +218,27 @@ def trace(loader: Any, batches: Iterator[Any]) -> tuple[list[Any], Any, Any]:
 @pytest.fixture
 def whole(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each batch that reached this module, whether it was fetched as a whole."""
-    seen: list[bool] = []
-    original = batched._whole
+    seen, running, samples = list[bool](), list[str](), list[Any]()
+    by_sample = batched._Fetch._by_sample
 
-    def fetch(*args: Any) -> Any:
-        batch = original(*args)
-        seen.append(batch is not None)
-        return batch
+    def noted(name: str) -> Callable[..., Any]:
+        original = getattr(batched._Fetch, name)
 
-    monkeypatch.setattr(batched, "_whole", fetch)
+        def fetch(*args: Any) -> Any:
+            count = len(samples)
+            running.append(name)
+            try:
+                return original(*args)
+            finally:
+                running.pop()
+                if not running:  # one of them calls the other
+                    seen.append(len(samples) == count)
+
+        return fetch
+
+    for name in ("fetch", "collate"):
+        monkeypatch.setattr(batched._Fetch, name, noted(name))
+    monkeypatch.setattr(batched._Fetch, "_by_sample", lambda *args: samples.append(args) or by_sample(*args))
     return seen
 
 

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.base.rank_zero import log
-from drivetrain.callbacks import OnExceptionCheckpoint
+from drivetrain.callbacks import OnExceptionCheckpoint, ReplayCheck
 from drivetrain.loops import direct
 from drivetrain.precision import Precision
 from drivetrain.strategies import SingleDeviceStrategy
@@ -655,14 +655,13 @@ def test_what_watches_is_seen_by_each_call(spy: set[str], name: str) -> None:
         assert spy == {"zero_grad"}
         calls.backward(loss)
         assert spy == {"zero_grad", "backward"}
-        calls.step()
+        calls.train(None, False, True)
     assert spy == ALL
 
 
 def test_a_batch_looks_once_for_what_watches_and_each_batch_looks(
     spy: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A window of two batches: the second one calls only ``backward`` and ``step``."""
     looks: list[int] = []
     names, watched = direct._names(), False
 
@@ -672,26 +671,84 @@ def test_a_batch_looks_once_for_what_watches_and_each_batch_looks(
 
     monkeypatch.setattr(direct, "_names", lambda: names._replace(is_watched=look))
     optimizer = sgd()
-    calls = direct._direct(optimizer, [])
-    calls.zero_grad()
-    calls.backward(loss_of(optimizer))
-    assert len(looks) == 1
-    calls.backward(loss_of(optimizer))
-    assert len(looks) == 2
-    calls.step()
-    assert len(looks) == 2
-    calls.step()  # without a backward pass before it
-    assert len(looks) == 3
+    train = direct._direct(optimizer, []).train
+    for count in (1, 2):
+        train(loss_of(optimizer), True, True)
+        assert len(looks) == count
     assert spy == set()
-    calls.zero_grad()
     watched = True
-    calls.backward(loss_of(optimizer))
-    assert spy == set()
-    calls.backward(loss_of(optimizer))
-    calls.step()
-    assert spy == {"backward", "step"}
-    calls.zero_grad()
+    train(loss_of(optimizer), True, True)
     assert spy == ALL
+
+
+def parts_in_a_fit(monkeypatch: pytest.MonkeyPatch, module: Any, *callbacks: Callback, **arguments: Any) -> list[str]:
+    """For each batch, the parts that each direct call has made together."""
+    made: list[str] = []
+    bind = direct._direct
+
+    def bound(*args: Any) -> Any:
+        train = bind(*args).train
+
+        def noted(loss: Any, clears: bool, steps: bool) -> None:
+            made.append("clear " * clears + "backward " * (loss is not None) + "step" * steps)
+            train(loss, clears, steps)
+
+        return direct.Calls(noted)
+
+    monkeypatch.setattr(direct, "_direct", bound)
+    fitted(module, *callbacks, count=2, **arguments)
+    return [each.strip() for each in made]
+
+
+class HookBetween(Callback):
+    def on_after_backward(self, *args: Any) -> None:
+        pass
+
+
+class HookBeforeStep(Callback):
+    def on_before_optimizer_step(self, *args: Any) -> None:
+        pass
+
+
+class HookBeforeZeroGrad(Callback):
+    def on_before_zero_grad(self, *args: Any) -> None:
+        pass
+
+
+class NoLoss(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if batch_idx else super().training_step(batch, batch_idx)
+
+
+def test_one_call_makes_the_whole_step_where_nothing_comes_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parts_in_a_fit(monkeypatch, Module()) == ["clear backward step"] * 2
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "arguments", "parts"),
+    [
+        ([HookBetween()], {}, ["clear", "backward", "step"]),
+        ([HookBeforeZeroGrad()], {}, ["clear", "backward", "step"]),
+        ([], {"profiler": "simple"}, ["clear", "backward", "step"]),
+        ([HookBeforeStep()], {}, ["clear backward", "step"]),
+        ([], {"gradient_clip_val": 1.0}, ["clear backward", "step"]),
+        ([ReplayCheck(1)], {}, ["clear backward", "step"]),
+    ],
+    ids=["after backward", "before zero_grad", "profiler", "before step", "clipping", "replays"],
+)
+def test_parts_are_called_alone_where_something_comes_between(
+    monkeypatch: pytest.MonkeyPatch, callbacks: Any, arguments: Any, parts: list[str]
+) -> None:
+    assert parts_in_a_fit(monkeypatch, Module(), *callbacks, **arguments) == parts * 2
+
+
+def test_a_window_of_two_batches_clears_in_the_first_and_steps_after_the_second(monkeypatch: Any) -> None:
+    made = parts_in_a_fit(monkeypatch, Module(), accumulate_grad_batches=2)
+    assert made == ["clear backward", "backward", "step"]
+
+
+def test_a_batch_without_a_loss_clears_gradients_and_does_not_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parts_in_a_fit(monkeypatch, NoLoss()) == ["clear backward step", "clear"]
 
 
 class Odd(Tensor):
@@ -885,7 +942,7 @@ def test_parameters_that_an_optimizer_gets_later_are_cleared_and_stepped(spy: se
     calls.zero_grad()
     parameter = change(optimizer)
     parameter.grad = torch.ones(2)
-    calls.step()
+    calls.train(None, False, True)
     assert torch.allclose(parameter.detach(), torch.full((2,), 0.9))
     calls.zero_grad()
     assert parameter.grad is None
@@ -937,10 +994,10 @@ def make_differentiable(monkeypatch: Any, optimizer: Any) -> None:
 def test_a_step_that_is_replaced_later_is_called(monkeypatch: Any, spy: set[str], change: Any) -> None:
     optimizer = sgd()
     calls = direct._direct(optimizer, [])
-    calls.step()
+    calls.train(None, False, True)
     assert spy == set()
     change(monkeypatch, optimizer)
-    calls.step()
+    calls.train(None, False, True)
     assert spy == {"step"}
 
 
@@ -958,7 +1015,7 @@ def test_a_scheduler_sees_that_the_optimizer_has_stepped() -> None:
     optimizer = sgd()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     calls = direct._direct(optimizer, [])
-    calls.step()
+    calls.train(None, False, True)
     assert optimizer._opt_called
     scheduler.step()  # a warning is an error here
 
@@ -967,7 +1024,7 @@ def test_a_scheduler_that_is_made_later_sees_it_too() -> None:
     optimizer = sgd()
     calls = direct._direct(optimizer, [])
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    calls.step()
+    calls.train(None, False, True)
     scheduler.step()
 
 
@@ -977,7 +1034,7 @@ def test_a_step_runs_without_gradients_and_leaves_their_mode_as_it_was(enabled: 
     optimizer.param_groups[0]["params"][0].grad = torch.ones(3)
     calls = direct._direct(optimizer, [])
     with nullcontext() if enabled else torch.no_grad():
-        calls.step()
+        calls.train(None, False, True)
         assert torch.is_grad_enabled() is enabled
     assert optimizer.param_groups[0]["params"][0].grad_fn is None
 
@@ -988,7 +1045,7 @@ def test_an_exception_in_a_step_leaves_the_mode_of_gradients_as_it_was() -> None
     calls = direct._direct(optimizer, [])
     optimizer.param_groups[0]["lr"] = "much"
     with pytest.raises((TypeError, ValueError, RuntimeError)):
-        calls.step()
+        calls.train(None, False, True)
     assert torch.is_grad_enabled()
 
 

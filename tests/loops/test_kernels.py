@@ -312,6 +312,26 @@ def test_a_group_that_changes_in_a_fit_is_stepped_by_torchs_choice(spy: set[str]
     assert spy == {"_multi_tensor_adam", "_single_tensor_adam"}
 
 
+def searches(kind: Any, **options: Any) -> list[str]:
+    """How often torch searches for a kernel in a small fit; the options are unchanged after it."""
+    module, asked = ManyLayers(kind, **options), list[str]()
+    home = ADAM if kind is optim.AdamW else sys.modules[kind.__module__]
+    search = vars(home)["_default_to_fused_or_foreach"]
+    module.layers = nn.Sequential(nn.Linear(4, 4))
+    direct._of_toy(kind)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(home, "_default_to_fused_or_foreach", lambda *a, **k: asked.append("search") or search(*a, **k))
+        fitted(module)
+    assert {group["foreach"] for group in module.optimizers().optimizer.param_groups} == {options.get("foreach")}
+    return asked
+
+
+@pytest.mark.parametrize("name", kernels._LOOPS)
+def test_torch_does_not_search_for_a_kernel_where_it_loops(name: str) -> None:
+    kind = getattr(optim, name)
+    assert searches(kind) == []
+
+
 def test_an_error_in_a_step_leaves_the_options_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ManyLayers()
     kernels.choose(module.make(), "equal")  # the toy

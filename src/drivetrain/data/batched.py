@@ -156,8 +156,22 @@ class _Fetch:
         if _is_profiling() or _has_modes() or _has_function_modes():  # these see the range that torch's iterator opens
             with torch.autograd.profiler.record_function(_PROFILER_RANGE):
                 return self.collate(indices, are_slice)
-        batch = _whole(self, indices, are_slice)
-        return self._by_sample(indices, are_slice) if batch is None else batch
+        data, checked = self.dataset, self.checked
+        if (
+            are_slice
+            and checked is not None
+            and data.tensors is checked
+            and TensorDataset.__getitem__ is _GET_ITEM
+            and not hasattr(data, "__getitems__")
+            and set(map(_CHANGEABLE, checked)) == _PLAIN
+            and all(map(Tensor.is_contiguous, checked))
+        ):
+            rows = indices if type(indices) is Tensor else _as_tensor(indices)
+            try:
+                return list(map(torch.index_select, checked, repeat(0), repeat(rows)))
+            except IndexError:
+                pass  # a tensor has fewer rows now
+        return self.collate(indices, are_slice)
 
     def _by_sample(self, indices: Any, are_slice: bool) -> Any:
         if are_slice:
@@ -191,18 +205,7 @@ def _whole(fetch: _Fetch, indices: Any, are_slice: bool) -> Any:
         return None
     try:
         if are_slice and type(indices) is not Tensor:
-            indices = torch.frombuffer(array("q", indices), dtype=torch.int64)
-        checked = fetch.checked
-        if (
-            are_slice
-            and checked is not None
-            and data.tensors is checked
-            and TensorDataset.__getitem__ is _GET_ITEM
-            and not hasattr(data, "__getitems__")
-            and set(map(_CHANGEABLE, checked)) == _PLAIN
-            and all(map(Tensor.is_contiguous, checked))
-        ):
-            return list(map(torch.index_select, checked, repeat(0), repeat(indices)))
+            indices = _as_tensor(indices)
         while type(data) is Subset:
             if "__getitems__" in vars(data) or not (are_slice or set(map(type, indices)) == _INTEGERS):
                 return None
@@ -218,7 +221,7 @@ def _whole(fetch: _Fetch, indices: Any, are_slice: bool) -> Any:
         if tensors is None or not (are_slice or set(map(type, indices)) == _INTEGERS):
             return None
         if type(indices) is not Tensor:
-            indices = torch.frombuffer(array("q", indices), dtype=torch.int64)
+            indices = _as_tensor(indices)
         if not all(map(_is_plain, tensors)):
             return None
         outs = [_pinned_rows(each, len(indices)) if pins else None for each in tensors]
@@ -233,6 +236,10 @@ def _whole(fetch: _Fetch, indices: Any, are_slice: bool) -> Any:
     if type(data) is StackDataset and type(data.datasets) is dict:
         return dict(zip(data.datasets, parts, strict=True))
     return parts
+
+
+def _as_tensor(indices: Any) -> Tensor:
+    return torch.frombuffer(array("q", indices), dtype=torch.int64)
 
 
 def _pinned_rows(tensor: Tensor, count: int) -> Tensor:

@@ -23,7 +23,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +36,8 @@ from drivetrain.base import torch_private
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import log, rank_zero_info
 from drivetrain.base.torch_private import AFTER_STEP, BEFORE_STEP, RUN_ENGINE, STEPPED, WATCHED, comm_hooks_of
-from drivetrain.loops.kernels import Kernel, choose
+from drivetrain.loops.kernels import Kernel, choose, loops, with_kernels
+from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import KeptStates, Run
 from drivetrain.plan import Decision
 from drivetrain.precision.precision import Precision
@@ -71,12 +72,27 @@ _KINDS = frozenset(getattr(torch.optim, name) for name in _CLASSES if hasattr(to
 _EQUAL: dict[type[Optimizer], bool] = {}  # class -> whether both ways train a toy model to equal numbers
 
 
-class Calls(NamedTuple):
-    """The functions that a step calls: to clear gradients, to compute them from a loss, and to step the optimizer."""
+Train = Callable[[Tensor | None, bool, bool], None]
+"""``train(loss, clears, steps)`` clears the gradients, computes them from ``loss``, and steps the optimizer: each if
+asked; ``None`` is no loss.
+"""
 
-    zero_grad: Callable[[], None]
-    backward: Callable[..., Any]
-    step: Callable[[], None]
+
+class Calls(NamedTuple):
+    """The direct calls of a step, in one function or each alone."""
+
+    train: Train
+
+    def zero_grad(self) -> None:
+        """Clear the gradients."""
+        self.train(None, True, False)
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Compute the gradients of ``loss``."""
+        if args or kwargs:
+            Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
+        else:
+            self.train(loss, False, False)
 
 
 def bind(run: Run, optimizer: Optimizer) -> Calls | None:
@@ -102,8 +118,7 @@ def bind(run: Run, optimizer: Optimizer) -> Calls | None:
         _show(run, Decision("kernels", "torch's choice", why))
     if reason:
         return None
-    calls = _direct(optimizer, _comm_hooks(run.engine.strategy.model), run.kept)
-    return calls._replace(step=_with_kernels(calls.step, kernels)) if kernels else calls
+    return _direct(optimizer, _comm_hooks(run.engine.strategy.model), kernels, run)
 
 
 def _show(run: Run, decision: Decision) -> bool:
@@ -233,57 +248,62 @@ def _undecorated_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any] | Non
 # ---- how -------------------------------------------------------------------------------------------------------------
 
 
-def _direct(optimizer: Optimizer, comm_hooks: list[Any], saving: KeptStates | None = None) -> Calls:
-    """Return the direct calls of a step.
-
-    Each makes the public call if a hook, a profiler or a replaced method has appeared since they were bound. The hooks
-    of a fit that saves on exceptions only set ``kept.stepping``, so a direct step sets it instead.
+def _direct(
+    optimizer: Optimizer, comm_hooks: list[Any], kernels: Sequence[Kernel] = (), run: Run | None = None
+) -> Calls:
+    """Return the direct calls of a step. Each part makes the public call if a hook, a profiler or a replaced method has
+    appeared since. The hooks of a fit that saves on exceptions only set ``kept.stepping``; a direct step sets it.
     """
-    names, kept = _names(), saving or KeptStates()
+    names, kept, slot = _names(), KeptStates() if run is None else run.kept, [0] if run is None else run.progress.slot
     is_watched, before_steps, after_steps, ones = names.is_watched, names.before_steps, names.after_steps, names.ones
-    roots, kind = names.multiplying, type(optimizer)
-    decorated, plain_step = kind.step, _undecorated_step(kind)
-    assert plain_step is not None
-    schedulers = vars(optimizer).get("step")
-    may_differentiate = "differentiable" in optimizer.defaults
+    roots, kind, decorated = names.multiplying, type(optimizer), type(optimizer).step
+    step_plainly = with_kernels(_undecorated_step(kind) or decorated, [*kernels, *loops(optimizer, kernels)])
+    step_publicly = with_kernels(lambda optimizer: optimizer.step(), kernels)
+    schedulers, may_differentiate = vars(optimizer).get("step"), "differentiable" in optimizer.defaults
     engine: Any = torch.autograd
     of_engine = vars(engine)
     is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch_private.set_grad_enabled
     # Torch's function around the engine passes the settings of compiled programs on to the threads of other devices.
     around_engine = None if torch.accelerator.is_available() else names.around_engine
     run_engine, logs_nodes = names.run_engine, names.logger.isEnabledFor
-    unwatched = [_NONE]  # the last call, if nothing watched it: the next call of the same batch relies on that
 
-    def backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        last, unwatched[0] = unwatched[0], _NONE
-        if (
-            type(loss) is not Tensor
-            or loss.ndim > 0
-            or loss.dtype not in ones
-            or loss.layout is not torch.strided
-            or (node := loss.grad_fn) is None
-            or (last is not _CLEARED and is_watched())
-            or comm_hooks
-            or engine.backward is not _AUTOGRAD_BACKWARD
-            or Tensor.backward is not _BACKWARD
-            or args
-            or kwargs
-        ):
-            Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
+    def train(loss: Tensor | None, clears: bool, steps: bool) -> None:
+        watched, own = is_watched(), optimizer.__dict__
+        if clears:
+            if watched or type(optimizer).zero_grad is not _ZERO_GRAD or "zero_grad" in own:
+                optimizer.zero_grad()
+            else:
+                for group in own["param_groups"]:
+                    parameters = group["params"]
+                    if set(map(type, parameters)) != _PARAMETERS:
+                        parameters = [each for each in parameters if each.grad is not None]
+                    for parameter in parameters:
+                        parameter.grad = None
+        if loss is not None:
+            if (
+                watched
+                or type(loss) is not Tensor
+                or loss.ndim > 0
+                or (one := ones.get(loss.dtype)) is None
+                or loss.layout is not torch.strided
+                or (node := loss.grad_fn) is None
+                or comm_hooks
+                or engine.backward is not _AUTOGRAD_BACKWARD
+                or Tensor.backward is not _BACKWARD
+            ):
+                Tensor.backward(loss)  # type: ignore[no-untyped-call]
+            else:
+                if type(node) not in roots or not loss.is_cpu or one._version or loss._backward_hooks is not None:
+                    one = torch.ones_like(loss, memory_format=torch.preserve_format)
+                around = of_engine[RUN_ENGINE]
+                run_backward = run_engine if around is around_engine and not logs_nodes(_DEBUG) else around
+                run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        if not steps:
             return
-        one = ones[loss.dtype]
-        if type(node) not in roots or not loss.is_cpu or one._version or loss._backward_hooks is not None:
-            one = torch.ones_like(loss, memory_format=torch.preserve_format)
-        unwatched[0] = _DIFFERENTIATED
-        run = of_engine[RUN_ENGINE]
-        run = run_engine if run is around_engine and not logs_nodes(_DEBUG) else run
-        run((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
-
-    def step() -> None:
-        last, unwatched[0], own = unwatched[0], _NONE, optimizer.__dict__
+        slot[0] = _OPTIMIZER_STEP
         before, after = own[BEFORE_STEP], own[AFTER_STEP]
         if (
-            (last is not _DIFFERENTIATED and is_watched())
+            watched
             or type(optimizer) is not kind
             or kind.step is not decorated
             or (own["step"] if "step" in own else None) is not schedulers  # noqa: SIM401  # without a call
@@ -292,7 +312,7 @@ def _direct(optimizer: Optimizer, comm_hooks: list[Any], saving: KeptStates | No
             or after_steps
             or (may_differentiate and own["defaults"]["differentiable"])
         ):
-            optimizer.step()
+            step_publicly(optimizer)
             return
         if schedulers is not None:
             own[STEPPED] = True  # the attribute that a scheduler checks
@@ -301,47 +321,13 @@ def _direct(optimizer: Optimizer, comm_hooks: list[Any], saving: KeptStates | No
         enabled = is_grad_enabled()
         set_grad_enabled(False)
         try:
-            plain_step(optimizer)
+            step_plainly(optimizer)
         finally:
             set_grad_enabled(enabled)
         if after:
             kept.stepping = False
 
-    return Calls(_clearing(optimizer, unwatched), backward, step)
-
-
-def _clearing(optimizer: Optimizer, unwatched: list[int]) -> Callable[[], None]:
-    is_watched = _names().is_watched
-
-    def zero_grad() -> None:
-        unwatched[0] = _NONE
-        if is_watched() or type(optimizer).zero_grad is not _ZERO_GRAD or "zero_grad" in optimizer.__dict__:
-            optimizer.zero_grad()
-            return
-        unwatched[0] = _CLEARED
-        for group in optimizer.param_groups:
-            are_plain = set(map(type, group["params"])) == _PARAMETERS
-            for parameter in group["params"]:
-                if are_plain or parameter.grad is not None:
-                    parameter.grad = None
-
-    return zero_grad
-
-
-def _with_kernels(step: Callable[[], None], kernels: list[Kernel]) -> Callable[[], None]:
-    """Return ``step`` with these kernels chosen while it runs."""
-
-    def step_with_kernels() -> None:
-        chosen = [each for each in kernels if each.fits()]
-        for kernel in chosen:
-            kernel.group[kernel.name] = True
-        try:
-            step()
-        finally:
-            for kernel in chosen:
-                kernel.group[kernel.name] = None
-
-    return step_with_kernels
+    return Calls(train)
 
 
 # ---- a toy, trained both ways ----------------------------------------------------------------------------------------
@@ -366,15 +352,23 @@ def _train_toy(kind: type[Optimizer], is_direct: bool) -> list[Tensor]:
     first, second = nn.Parameter(values.reshape(3, 2) / 4), nn.Parameter(values.reshape(2, 3) / -3)
     make: Any = kind  # the optimizer is created with the defaults of its class
     optimizer = make([first, second])
-    calls = _direct(optimizer, []) if is_direct else Calls(optimizer.zero_grad, Tensor.backward, optimizer.step)
+
+    def train_publicly(loss: Tensor | None, clears: bool, steps: bool) -> None:
+        if clears:
+            optimizer.zero_grad()
+        if loss is not None:
+            Tensor.backward(loss)  # type: ignore[no-untyped-call]
+        if steps:
+            optimizer.step()
+
+    train = _direct(optimizer, []).train if is_direct else train_publicly
     found: list[Tensor] = []
     for number in range(4):
         losses = first @ second - 1
         loss = losses.square().sum() if number % 2 else losses.square().mean()
-        calls.zero_grad()
-        calls.backward(loss)
+        train(loss, True, False)
         found += [each.grad.clone() for each in (first, second) if each.grad is not None]
-        calls.step()
+        train(None, False, True)
         found += [first.detach().clone(), second.detach().clone()]
     states = [optimizer.state[each] for each in (first, second)]
     return found + [each for state in states for _, each in sorted(state.items()) if isinstance(each, Tensor)]
@@ -447,7 +441,7 @@ def _names() -> _Names:
 
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_NONE, _CLEARED, _DIFFERENTIATED = range(3)  # of the three calls, which was the last
+_OPTIMIZER_STEP = int(Phase.OPTIMIZER_STEP)
 _DEBUG = logging.DEBUG
 _PARAMETERS = {nn.Parameter}
 _ZERO_GRAD, _BACKWARD, _AUTOGRAD_BACKWARD = Optimizer.zero_grad, Tensor.backward, torch.autograd.backward

@@ -9,11 +9,12 @@ differently. benchmarks/optimizer_kernels.py measures both. On other devices tor
 module chooses nothing.
 
 The options of an optimizer belong to the user, and checkpoints contain them. A kernel is therefore set only while the
-optimizer steps.
+optimizer steps. The loop is set, too: torch would look at each parameter in each step to find out that it loops.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,9 @@ _EQUAL = ("SGD", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax", "Rprop")
 
 _ROUNDING = ("NAdam", "RAdam")
 """Optimizers whose ``foreach`` is faster, and rounds differently."""
+
+_LOOPS = (*_EQUAL, *_ROUNDING, "Adagrad", "ASGD")
+"""Optimizers that loop over parameters on the host, unless an option asks for another kernel."""
 
 _FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 """Optimizers that have a fused kernel on the host."""
@@ -45,11 +49,13 @@ class Kernel(NamedTuple):
         group: one of ``optimizer.param_groups``.
         name: the option that chooses the kernel, "foreach" or "fused".
         size: the number of parameters for which it was chosen.
+        value: the option's value; ``False``: the loop, whatever the number of parameters.
     """
 
     group: dict[str, Any]
     name: str
     size: int
+    value: bool = True
 
     def fits(self) -> bool:
         """Return whether the group still has ``size`` parameters and a plain learning rate, and no kernel chosen."""
@@ -69,6 +75,36 @@ def choose(optimizer: Optimizer, wanted: str | None) -> list[Kernel]:
         return []
     found = (_kernel(type(optimizer), group, wanted == "fastest") for group in optimizer.param_groups)
     return [each for each in found if each is not None and each.fits() and _agrees(type(optimizer), each)]
+
+
+def loops(optimizer: Optimizer, kernels: Sequence[Kernel]) -> list[Kernel]:
+    """Return the loop as the kernel of the other groups, if torch steps them in a loop."""
+    if type(optimizer).__name__ not in _LOOPS:
+        return []
+    others = [group for group in optimizer.param_groups if not any(group is each.group for each in kernels)]
+    looped = [group for group in others if all(type(each) is nn.Parameter and each.is_cpu for each in group["params"])]
+    return [Kernel(group, "foreach", len(group["params"]), value=False) for group in looped]
+
+
+def with_kernels(step: Callable[[Optimizer], Any], kernels: Sequence[Kernel]) -> Callable[[Optimizer], Any]:
+    """Return ``step`` with these kernels chosen while it runs."""
+    if not kernels:
+        return step
+
+    def step_with_kernels(optimizer: Optimizer) -> None:
+        chosen = []  # not a comprehension, which is a call
+        for kernel in kernels:
+            group, name, _, value = kernel
+            if group["foreach"] is None and (not value or kernel.fits()):
+                group[name] = value
+                chosen.append(kernel)
+        try:
+            step(optimizer)
+        finally:
+            for group, name, _, _ in chosen:
+                group[name] = None
+
+    return step_with_kernels
 
 
 def _kernel(kind: type[Optimizer], group: dict[str, Any], may_round: bool) -> Kernel | None:

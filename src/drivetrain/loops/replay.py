@@ -163,7 +163,7 @@ class ReplayedWindow:
         again = replace(run, hooks=run.hooks.without_callbacks(), window=copy.copy(self._at_start))
         optimizer = self._optimizer
         clear = None if optimizer is None else pieces.bind_clear(again, optimizer)
-        step = make_forward_backward(again, optimizer, None, clear)
+        step = make_forward_backward(again, optimizer, clear, pieces.bind_backward(again, optimizer), None, steps=False)
         with mode or nullcontext():
             for (batch, *others), factor, is_last, restore_random in self._batches:
                 restore_random()

@@ -18,8 +18,8 @@ overrides are bound here in place of the plain operations. A strategy may also o
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -30,7 +30,7 @@ from drivetrain.base.introspect import overrides
 from drivetrain.engine.wrappers import TakeStep, requires_closure
 from drivetrain.errors import ConfigurationError, RunError, shown
 from drivetrain.loops import direct, own_step, pieces, split
-from drivetrain.loops.pieces import Step
+from drivetrain.loops.pieces import Backward, Step
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import Run
 from drivetrain.loops.window import rescale
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 # Integers, because in Python 3.10 and 3.11 looking up the member of an enumeration is a call.
 _FORWARD, _BACKWARD, _OPTIMIZER_STEP = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OPTIMIZER_STEP)
 
+Clear = Callable[[], None] | None
 ForwardBackward = Callable[[Any, int, int, bool, int], Any]
 
 
@@ -85,8 +86,11 @@ def make_step(run: Run) -> BoundStep:
     optimizer = optimizers[0] if optimizers else None
     calls = None if optimizer is None else direct.bind(run, optimizer)
     zero_grad = None if optimizer is None else pieces.bind_zero_grad(run, optimizer, calls and calls.zero_grad)
-    forward_backward = make_forward_backward(run, optimizer, calls, zero_grad)
+    backward = pieces.bind_backward(run, optimizer, Tensor.backward if calls is None else calls.backward)
     before_step = pieces.bind_before_step(run, optimizer)
+    is_bare = calls is not None and (zero_grad, backward) == (calls.zero_grad, calls.backward)
+    steps = is_bare and before_step is None and _ends_with_step(run)
+    forward_backward = make_forward_backward(run, optimizer, zero_grad, backward, calls if is_bare else None, steps)
     if optimizer is None:
         return BoundStep(forward_backward, _optimizer_step(run, before_step, None, None))
     needs_closure = requires_closure(optimizer)
@@ -98,7 +102,8 @@ def make_step(run: Run) -> BoundStep:
         handle, clear = run.optimizers.handles[0], optimizer.zero_grad
         handle.bind(_not_by_hand, _keeping_window(run, clear) if run.limits.accumulate > 1 else clear)
         run.optimizers.unbinders.append(lambda: handle.bind(None, clear))
-        bound = BoundStep(forward_backward, _optimizer_step(run, before_step, optimizer, calls))
+        finish = None if steps else _optimizer_step(run, before_step, optimizer, calls)
+        bound = BoundStep(forward_backward, finish)
     if run.settings.split_on_oom:
         return _splitting(run, optimizer, before_step)
     return _strategy_accumulates(run, bound) if strategy.facts.handles_gradient_accumulation else bound
@@ -162,7 +167,7 @@ def _optimizer_step(
     """Return what the flat step does after a window's last batch."""
     progress, precision, window, slot = run.progress, run.engine.precision, run.window, run.progress.slot
     scaled_step = precision.optimizer_step if precision.scales_loss else None
-    direct_step = None if calls is None else calls.step
+    train = None if calls is None else calls.train
 
     def finish_window() -> None:
         if not window.batches_with_gradients:
@@ -171,8 +176,8 @@ def _optimizer_step(
             slot[0] = _OPTIMIZER_STEP
             if before_step is not None:
                 before_step()
-            if direct_step is not None:
-                direct_step()
+            if train is not None:
+                train(None, False, True)
             elif scaled_step is None:
                 optimizer.step()
             else:
@@ -392,53 +397,68 @@ def _closing_window(run: Run, take_step: TakeStep) -> TakeStep:
 # ---- shared parts ----------------------------------------------------------------------------------------------------
 
 
+def _ends_with_step(run: Run) -> bool:
+    """Whether each batch ends with an optimizer step, and nothing takes the batch and the step apart."""
+    is_window = run.limits.accumulate == 1 and run.window.batches_done == 0
+    takes_parts = run.hooks.bind_observers("step_bound") or run.settings.cuda_graphs
+    return is_window and not takes_parts and not run.engine.strategy.facts.handles_gradient_accumulation
+
+
 def make_forward_backward(
-    run: Run, optimizer: Optimizer | None, calls: Calls | None, zero_grad: Callable[[], None] | None
+    run: Run, optimizer: Optimizer | None, zero_grad: Clear, backward: Backward, calls: Calls | None, steps: bool
 ) -> ForwardBackward:
-    """Return the function that computes a batch's loss and gradients; it calls ``zero_grad`` in a window's first."""
-    training_step, window, context = pieces.bind_training_step(run), run.window, run.engine.forward_context()
-    backward = pieces.bind_backward(run, optimizer, Tensor.backward if calls is None else calls.backward)
-    shared, slot = window.gather is not None, run.progress.slot
+    """Return the function that computes a batch's loss and gradients; it calls ``zero_grad`` in a window's first.
+
+    ``calls``: makes the calls of ``zero_grad`` and ``backward`` in one, if they are direct and nothing comes between
+    them; ``steps``: and with them the optimizer's step, because each batch is a window.
+    """
+    train = None if calls is None else calls.train
+    training_step, context = pieces.bind_training_step(run), run.engine.forward_context()
+    progress, window, shared, slot = run.progress, run.window, run.window.gather is not None, run.progress.slot
+
+    def forward_backward(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
+        if context is None:
+            output = training_step(batch, batch_idx)
+        else:
+            with context:  # entered directly: a wrapper function would add a frame to every batch
+                output = training_step(batch, batch_idx)
+        loss, weight = output, None
+        if type(output) is not Tensor:
+            loss, weight = loss_of(output, shared)
+        if position == 1:
+            window.divisor, window.batches_with_gradients = divisor, 0
+            window.last_counted, window.reference = 0, None
+            if zero_grad is not None and (train is None or loss is None):
+                zero_grad()
+        if shared and (loss is None or window.factor_here != 1):
+            loss, weight = pieces.as_one_of_many(window, loss, weight)
+        if loss is not None:
+            if weight is not None or divisor != 1:
+                loss = window.part(loss, weight, optimizer, position, last)
+            elif position != window.last_counted:  # a closure may run twice
+                window.last_counted = position
+                window.batches_with_gradients += 1
+            slot[0] = _BACKWARD
+            try:
+                if train is None:
+                    backward(loss)
+                else:
+                    train(loss, position == 1, steps)
+                    progress.global_step += steps
+            except RuntimeError as error:
+                if (why := cannot_be_differentiated(loss, run.module)) is not None:
+                    raise RunError(why) from error
+                raise
+        return output
+
     accumulates = run.limits.accumulate > 1 or window.batches_done > 0
     # if the strategy can, ranks exchange gradients only on the window's last batch
     held_back = pieces.hold_back(run) if accumulates and run.engine.strategy.facts.is_distributed else None
+    if held_back is None:
+        return forward_backward
 
-    def forward_backward(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
-        block = None if last or held_back is None else held_back()
-        if block is not None:
-            block.__enter__()  # entered directly: a wrapper function would add a frame to every batch
-        try:
-            if context is None:
-                output = training_step(batch, batch_idx)
-            else:
-                with context:  # entered directly, too
-                    output = training_step(batch, batch_idx)
-            loss, weight = output, None
-            if type(output) is not Tensor:
-                loss, weight = loss_of(output, shared)
-            if position == 1:
-                window.divisor, window.batches_with_gradients = divisor, 0
-                window.last_counted, window.reference = 0, None
-                if zero_grad is not None:
-                    zero_grad()
-            if shared and (loss is None or window.factor_here != 1):
-                loss, weight = pieces.as_one_of_many(window, loss, weight)
-            if loss is not None:
-                if weight is not None or divisor != 1:
-                    loss = window.part(loss, weight, optimizer, position, last)
-                elif position != window.last_counted:  # a closure may run twice
-                    window.last_counted = position
-                    window.batches_with_gradients += 1
-                slot[0] = _BACKWARD
-                try:
-                    backward(loss)
-                except RuntimeError as error:
-                    if (why := cannot_be_differentiated(loss, run.module)) is not None:
-                        raise RunError(why) from error
-                    raise
-            return output
-        finally:
-            if block is not None:
-                block.__exit__(*sys.exc_info())
+    def forward_backward_here(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
+        with nullcontext() if last else held_back():
+            return forward_backward(batch, batch_idx, position, last, divisor)
 
-    return forward_backward
+    return forward_backward_here
