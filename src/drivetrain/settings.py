@@ -134,7 +134,7 @@ class Settings:
         sample_seeds: the random numbers of a training sample depend only on seed, epoch and index.
         replica_check_every: compare the model's replicas every n optimizer steps and before each save; None: never.
         replay_every: compute every n-th optimizer step twice, and warn if the two results differ; None: never.
-        plan_check: "warn": say if the device's peak of memory is over a tenth apart from that of drivetrain plan; None: no.
+        plan_check: "warn": say if the device's peak of memory is a tenth apart from that of drivetrain plan; None: no.
 
     Raises:
         ConfigurationError: an argument does not accept its value.

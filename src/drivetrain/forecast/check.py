@@ -171,8 +171,8 @@ class PlanCheck(Callback):
 def _plan(trainer: Any, module: Any, reader: int) -> Any:
     """Wait for the batch and plan the fit; in the copy of the process.
 
-    In its one thread: a copy of the copy, made in another, would free what torch keeps for this one, and with it process
-    groups whose threads are not there.
+    In its one thread: a copy of the copy, made in another, would free what torch keeps for this one, and with it
+    process groups whose threads are not there.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides when it ends
     torch.set_default_device(None)  # the plan's tensors are on none
