@@ -13,8 +13,8 @@ from tests.forecast.records import steps_of
 from torch.nn.functional import scaled_dot_product_attention
 
 from drivetrain.forecast import torch_tools
-from drivetrain.forecast.ledger import Ledger, Lines, Recorder
-from drivetrain.forecast.operations import Exchange, Operation
+from drivetrain.forecast.ledger import Lines, Recorder
+from drivetrain.forecast.operations import Exchange, Ledger, Operation
 from drivetrain.forecast.values import Values
 
 PROGRAM = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -37,6 +38,8 @@ def main() -> int:
     asked = json.loads(os.environ.pop(VARIABLE))
     result = Path(asked["result"])
     _prepare(asked, given.program, result)
+    gc.freeze()  # the modules stay: without this, the program's imports look through their objects again and again
+    gc.enable()
     try:
         code = run_program(given, parser.prog)
     except Exception as error:
@@ -85,7 +88,10 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
             _end(result, {"refused": f"The program calls trainer.{fn.value} first, and a plan is of trainer.fit."})
         started = make_job(trainer, fn, *args[:3], None, None)
         standins.drop_values(mode, started.model)
-        _end(result, Planner(job, mode, program, asked).run(trainer, started, fits))
+        found = Planner(job, mode, program, asked).run(trainer, started, fits)
+        for each in found.get("changes", ()):
+            each.arguments = {}  # strategies, for which the command would import torch
+        _end(result, found)
 
     trainers._job = fit_is_planned
 

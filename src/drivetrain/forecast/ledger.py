@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,14 +17,21 @@ from drivetrain.base import torch_private
 from drivetrain.base.packages import flop_counter
 from drivetrain.base.torch_private import DispatchMode
 from drivetrain.forecast import torch_tools
-from drivetrain.forecast.operations import Exchange, Operation, Phase, Ranks
+from drivetrain.forecast.operations import (
+    ACTIVATIONS,
+    EXCHANGED,
+    GATHERED,
+    GRADIENTS,
+    OTHER,
+    Event,
+    Exchange,
+    Ledger,
+    Operation,
+    Phase,
+    Ranks,
+)
 from drivetrain.forecast.standins import device_numbers
 from drivetrain.forecast.values import UnreadableError, Values
-
-PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER = "parameters", "gathered parameters", "gradients", "optimizer"
-ACTIVATIONS, BUFFERS, BATCH, EXCHANGED, OTHER = "activations", "buffers", "batch", "exchange buffers", "temporary"
-KINDS = (PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER, ACTIVATIONS, BUFFERS, BATCH, EXCHANGED, OTHER)
-"""What memory is used for; ``OTHER``: gradients of activations, and intermediate results of the optimizer."""
 
 _SHAPES = "shapes"
 """What torch computes on fake tensors of global size for the shapes of shards; a rank allocates none of it."""
@@ -38,50 +45,6 @@ _MARKS = {
 
 _FREE = ("detach", "view", "alias", "_unsafe_view", "t", "transpose", "expand", "permute", "slice", "select", "split",
          "unsqueeze", "squeeze", "as_strided", "unbind", "chunk", "empty", "empty_like", "empty_strided")  # fmt: skip
-
-
-@dataclass
-class Event:
-    """A change of the live bytes.
-
-    Attributes:
-        at: the number of operations issued before.
-        storage: the number of the storage.
-        size: the bytes by which it grows; negative: by which it shrinks.
-        phase, block, line: as of an operation.
-    """
-
-    at: int
-    storage: int
-    size: int
-    phase: Phase
-    block: str
-    line: str
-
-
-@dataclass
-class Ledger:
-    """What was recorded.
-
-    Attributes:
-        events: the changes of live bytes, in order.
-        steps: operations and exchanges, in order; what an exchange is waited on at is filled in at the end.
-        kinds: the kind of each storage, by its number.
-        blocks: the block in whose forward pass a storage was made.
-        makers: the function of torch that made a storage for an exchange, if one did.
-        set_up: the number of events before the first batch.
-        unreadable: the lines of the program that read values, and no value is known.
-        read: the lines of the program that read values which a pass with values has recorded.
-    """
-
-    events: list[Event] = field(default_factory=list)
-    steps: list[Any] = field(default_factory=list)
-    kinds: dict[int, str] = field(default_factory=dict)
-    blocks: dict[int, str] = field(default_factory=dict)
-    makers: dict[int, str] = field(default_factory=dict)
-    set_up: int = 0
-    unreadable: dict[str, int] = field(default_factory=dict)
-    read: dict[str, int] = field(default_factory=dict)
 
 
 class Lines:

@@ -6,10 +6,19 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from drivetrain.forecast.allocator import reserved
-from drivetrain.forecast.ledger import ACTIVATIONS, GRADIENTS, KINDS, Event, Ledger
-from drivetrain.forecast.operations import Exchange, Operation, Recorded
+from drivetrain.forecast.operations import (
+    ACTIVATIONS,
+    GRADIENTS,
+    KINDS,
+    Event,
+    Exchange,
+    Ledger,
+    Operation,
+    Recorded,
+)
 from drivetrain.forecast.repeated import repeated
 
 Key = tuple[int, str, str]
@@ -77,6 +86,35 @@ class Measured:
     def peak(self) -> Stretch:
         """The stretch with the most memory."""
         return max(self.stretches.values(), key=lambda each: each.total)
+
+
+@dataclass
+class Change:
+    """Something to write in the program.
+
+    Attributes:
+        name: a few words.
+        write: the line to write.
+        arguments: of the Trainer.
+        case: attributes of a :class:`Case`.
+        rank: the rank that is run; ``None``: the planned one.
+        found: what the program then needs; ``None``: it could not be measured, for the reason in ``failed``.
+    """
+
+    name: str
+    write: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    case: dict[str, Any] = field(default_factory=dict)
+    rank: int | None = None
+    found: Measured | None = None
+    failed: str = ""
+
+    def beside(self, other: Change) -> Change:
+        """Return both changes together."""
+        return Change(
+            f"{self.name} + {other.name}", f"{self.write} and {other.write}", {**self.arguments, **other.arguments},
+            {**self.case, **other.case},
+        )  # fmt: skip
 
 
 def measured(

@@ -1,12 +1,16 @@
-"""What one rank does in one window: its operations and its exchanges, in the order in which it issues them."""
+"""What one rank does in one window, in the order in which it issues it: allocations, operations and exchanges."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 Phase = Literal["forward", "recompute", "backward", "clip", "optimizer"]
 """Part of a window; ``recompute``: the forward pass of checkpointed blocks during the backward pass."""
+PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER = "parameters", "gathered parameters", "gradients", "optimizer"
+ACTIVATIONS, BUFFERS, BATCH, EXCHANGED, OTHER = "activations", "buffers", "batch", "exchange buffers", "temporary"
+KINDS = (PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER, ACTIVATIONS, BUFFERS, BATCH, EXCHANGED, OTHER)
+"""What memory is used for; ``OTHER``: gradients of activations, and intermediate results of the optimizer."""
 
 
 @dataclass(frozen=True)
@@ -83,3 +87,47 @@ class Recorded:
     is_compiled: bool = False
     allows_tf32: bool = False
     pipeline: tuple[int, int, int] | None = None
+
+
+@dataclass
+class Event:
+    """A change of the live bytes.
+
+    Attributes:
+        at: the number of operations issued before.
+        storage: the number of the storage.
+        size: the bytes by which it grows; negative: by which it shrinks.
+        phase, block, line: as of an operation.
+    """
+
+    at: int
+    storage: int
+    size: int
+    phase: Phase
+    block: str
+    line: str
+
+
+@dataclass
+class Ledger:
+    """What was recorded.
+
+    Attributes:
+        events: the changes of live bytes, in order.
+        steps: operations and exchanges, in order; what an exchange is waited on at is filled in at the end.
+        kinds: the kind of each storage, by its number.
+        blocks: the block in whose forward pass a storage was made.
+        makers: the function of torch that made a storage for an exchange, if one did.
+        set_up: the number of events before the first batch.
+        unreadable: the lines of the program that read values, and no value is known.
+        read: the lines of the program that read values which a pass with values has recorded.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    steps: list[Any] = field(default_factory=list)
+    kinds: dict[int, str] = field(default_factory=dict)
+    blocks: dict[int, str] = field(default_factory=dict)
+    makers: dict[int, str] = field(default_factory=dict)
+    set_up: int = 0
+    unreadable: dict[str, int] = field(default_factory=dict)
+    read: dict[str, int] = field(default_factory=dict)

@@ -12,11 +12,10 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from drivetrain.forecast import blocks
-from drivetrain.forecast.memory import Measured, multiplied
+from drivetrain.forecast.memory import Change, Measured, multiplied
 from drivetrain.forecast.rank_classes import MOST_CLASSES
 from drivetrain.forecast.standins import Job, refused_strategy
 from drivetrain.forecast.values import UnreadableError, Values
@@ -31,35 +30,6 @@ Fits = Callable[[Measured], bool]
 
 class TryError(Exception):
     """A case could not be measured; the message is the cause."""
-
-
-@dataclass
-class Change:
-    """Something to write in the program.
-
-    Attributes:
-        name: a few words.
-        write: the line to write.
-        arguments: of the Trainer.
-        case: attributes of a :class:`Case`.
-        rank: the rank that is run; ``None``: the planned one.
-        found: what the program then needs; ``None``: it could not be measured, for the reason in ``failed``.
-    """
-
-    name: str
-    write: str
-    arguments: dict[str, Any] = field(default_factory=dict)
-    case: dict[str, Any] = field(default_factory=dict)
-    rank: int | None = None
-    found: Measured | None = None
-    failed: str = ""
-
-    def beside(self, other: Change) -> Change:
-        """Return both changes together."""
-        return Change(
-            f"{self.name} + {other.name}", f"{self.write} and {other.write}", {**self.arguments, **other.arguments},
-            {**self.case, **other.case},
-        )  # fmt: skip
 
 
 class Planner:

@@ -25,7 +25,9 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.tree import batch_sizes, map_leaves
 from drivetrain.callback import Callback
 from drivetrain.forecast import blocks, torch_tools
-from drivetrain.forecast.ledger import (
+from drivetrain.forecast.ledger import Lines, Recorder, _tensors, finished
+from drivetrain.forecast.memory import Measured, measured
+from drivetrain.forecast.operations import (
     BATCH,
     BUFFERS,
     EXCHANGED,
@@ -34,12 +36,7 @@ from drivetrain.forecast.ledger import (
     OTHER,
     PARAMETERS,
     Ledger,
-    Lines,
-    Recorder,
-    _tensors,
-    finished,
 )
-from drivetrain.forecast.memory import Measured, measured
 from drivetrain.forecast.rank_classes import rank_classes
 from drivetrain.forecast.stages import PIPELINE
 from drivetrain.forecast.standins import ARRIVED, Job, wrap_again
