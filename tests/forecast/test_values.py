@@ -14,6 +14,7 @@ from drivetrain.forecast import command
 from drivetrain.forecast.values import MOST_UNKNOWN, UnreadableError, Values
 
 PROGRAM = """
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -61,6 +62,11 @@ MASK = """
         which = self.first(x)[:, :4].argmax(-1)
         return sum(expert(x[which == at]).square().sum() for at, expert in enumerate(self.experts))
 """
+ARRAY = """
+        ends = np.asarray(x[:, 0]).cumsum() < x.detach().numpy()[:, 0].sum()
+        print(f"{x.norm():.3f}")
+        return self.first(x[: int(ends.sum())]).square().mean()
+"""
 WORDS = ("--devices", "1", "--device", "H100 80GB", "--json")
 
 
@@ -107,11 +113,26 @@ def test_experts_get_the_tokens_that_the_values_give_them(step: str, reads: int,
     assert found["unreadable"] == {}
 
 
+def test_an_array_has_the_values_of_the_batch(plan: Callable[..., Said]) -> None:
+    found = planned(plan, ARRAY)
+    assert list(found["read"].values()) == [2 * (16 + 16 * 64), 2]
+    assert found["unreadable"] == {}
+
+
+def test_without_values_an_array_has_zeros_and_its_line_is_named(plan: Callable[..., Said], no_memory: None) -> None:
+    found = planned(plan, ARRAY)
+    assert (found["read"], list(found["unreadable"].values())) == ({}, [2 * (16 + 16 * 64), 2])
+
+
+def test_an_array_of_a_tensor_that_requires_a_gradient_fails_as_in_a_run(plan: Callable[..., Said]) -> None:
+    assert "Use tensor.detach().numpy() instead" in planned(plan, "self.first(x).numpy()")["error"]
+
+
 @pytest.mark.parametrize("step", [TOLIST, MASK])
 def test_without_values_shapes_that_depend_on_them_end_the_plan(
     step: str, plan: Callable[..., Said], no_memory: None
 ) -> None:
-    assert "train.py:16 needs the values of a tensor, for aten." in planned(plan, step)["error"]
+    assert "train.py:17 needs the values of a tensor, for aten." in planned(plan, step)["error"]
 
 
 def test_a_loop_that_waits_for_a_value_ends(plan: Callable[..., Said], no_memory: None) -> None:

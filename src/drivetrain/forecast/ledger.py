@@ -248,6 +248,24 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         zero = False if tensor.dtype is torch.bool else 0.0 if tensor.dtype.is_floating_point else 0
         return value if is_known else zero
 
+    def array(self, own: Any, tensor: Tensor, force: bool) -> Any:
+        """Return the values of a tensor as an array, as ``own`` does: the program's own, if they are known, else zeros."""
+        _, block, line, _, _ = self._place()
+        key = line, block, "numpy"
+        if not torch_tools.is_fake(tensor):
+            result = own(tensor, force=force)
+            if self.values.records and line:
+                self.values.record(key, result.copy())
+            return result
+        with torch_tools.real():  # torch's own errors come from here, such as that the tensor requires a gradient
+            zeros = own(torch.zeros(tensor.shape, dtype=tensor.dtype, requires_grad=tensor.requires_grad), force=force)
+        is_known, value = self.values.take(key) if line else (False, None)
+        reads = self.ledger.read if is_known else self.ledger.unreadable
+        if line:
+            reads[line] = reads.get(line, 0) + tensor.numel()
+        # of a smaller micro-batch the first samples
+        return value[tuple(map(slice, tensor.shape))].copy() if is_known and value.ndim == zeros.ndim else zeros
+
     def _result(self, func: Any, args: Any, kwargs: Any, place: Any) -> Any:
         """Return the result of an operation; where its shape depends on values, the shape that they gave.
 

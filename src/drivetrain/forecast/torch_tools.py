@@ -123,6 +123,24 @@ def resizes_seen(seen: Callable[[torch.UntypedStorage, int, int], None]) -> Iter
         torch.UntypedStorage.resize_ = own  # type: ignore[method-assign]  # as before
 
 
+@contextlib.contextmanager
+def arrays_seen(seen: Callable[[Any, Tensor, bool], Any]) -> Iterator[None]:
+    """Context in which ``seen(own, tensor, force)`` returns the result of ``tensor.numpy(force=force)``, where ``own`` is
+    torch's method, and a fake number is formatted as the one that is read from it.
+    """
+    tensors, numpy, written = cast("Any", Tensor), Tensor.numpy, Tensor.__format__
+
+    def as_text(tensor: Tensor, form: str) -> str:
+        return format(tensor.item(), form) if is_fake(tensor) and not tensor.ndim else written(tensor, form)
+
+    tensors.numpy, tensors.__format__ = lambda tensor, *, force=False: seen(numpy, tensor, force), as_text
+    try:
+        yield
+    finally:
+        del tensors.numpy  # torch has it in a class below
+        tensors.__format__ = written
+
+
 # ---- autocast --------------------------------------------------------------------------------------------------------
 
 _WIDE = (

@@ -215,6 +215,7 @@ class Windows:
             blocks.recompute(self.blocks.values())
         self._stack.enter_context(self.mode)
         self._stack.enter_context(torch_tools.resizes_seen(self.recorder.resized))
+        self._stack.enter_context(torch_tools.arrays_seen(self.recorder.array))
         self._stack.enter_context(self.recorder)
         self.recorder.mark((*module.parameters(), *module.buffers()), OTHER)
         set_up(trainer)
