@@ -72,7 +72,7 @@ def test_a_line_that_reads_a_value_is_named(plan: Callable[..., Said], monkeypat
     ("line", "cause"),
     [
         ("loss = loss + batch.nonzero().sum()", "train.py:14 needs the values of a tensor, for aten.nonzero"),
-        ("raise KeyError('no such column')", "KeyError: 'no such column'"),
+        ("raise KeyError('no such column')", "KeyError: 'no such column' (at train.py:14)"),
     ],
 )
 def test_a_program_that_cannot_be_planned(

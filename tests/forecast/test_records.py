@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from tests.forecast.records import steps_of
+from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from drivetrain.forecast import torch_tools
 from drivetrain.forecast.ledger import Lines, Recorder
 from drivetrain.forecast.operations import Exchange, Ledger, Operation
-from drivetrain.forecast.values import Values
+from drivetrain.forecast.torch_tools import fake_mode
+from drivetrain.forecast.values import UnreadableError, Values
 
 PROGRAM = """
 import sys, torch
@@ -112,3 +114,11 @@ def test_a_model_of_many_blocks_has_the_exchanges_of_all_of_them(programs: Any, 
         if isinstance(each, Exchange) and each.name == "all_gather":
             assert at < each.waited_on_at
             assert steps[each.waited_on_at].name == "fsdp.split_with_sizes_copy"
+
+
+def test_a_sparse_gradient_is_refused_with_its_line() -> None:
+    """Its size depends on values."""
+    with fake_mode(), Recorder(Ledger(), Lines(lambda path: path == __file__), Values(None)):
+        loss = nn.Embedding(9, 4, sparse=True)(torch.zeros(3, dtype=torch.int64)).sum()
+        with pytest.raises(UnreadableError, match="sparse=False"):
+            loss.backward()

@@ -8,11 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tests.forecast import programs
 from tests.forecast.comparing import CONSTANT, ran, whole_plan
+from torch.utils.data import DataLoader
 
+from drivetrain.data.combined import CombinedLoader
 from drivetrain.forecast.standins import Job, refused_strategy
-from drivetrain.forecast.tries import Planner
+from drivetrain.forecast.tries import Planner, cause
+from drivetrain.forecast.windows import first_batch
 from drivetrain.strategies import (
     DataParallelStrategy,
     DDPStrategy,
@@ -122,3 +126,17 @@ def test_changes_are_tried_together_if_none_fits_alone(tmp_path: Path) -> None:
     assert all(each.found is not None for each in together), [each.failed for each in together]
     assert min(each.found.peak.total for each in together) < min(alone)
     assert found["largest"] == 0
+
+
+def test_what_torch_says_of_a_device_that_is_not_there_gets_a_cure() -> None:
+    told = cause(RuntimeError("PyTorch is not linked with support for cuda devices\nmore"))
+    assert told.endswith("cuda devices A plan has no devices: write self.device where the program names one.")
+    assert cause(RuntimeError("no such column\nmore")) == "RuntimeError: no such column"
+
+
+def test_the_first_batch_of_loaders_has_their_form() -> None:
+    one, other = (DataLoader(torch.full((2,), each), batch_size=2) for each in (1.0, 2.0))
+    both = {"a": one, "b": DataLoader(torch.ones(4), batch_size=3)}
+    assert first_batch(one).tolist() == [1, 1]
+    assert {name: each.tolist() for name, each in first_batch(both).items()} == {"a": [1, 1], "b": [1, 1, 1]}
+    assert [each.tolist() for each in first_batch(CombinedLoader([one, other], "min_size"))] == [[1, 1], [2, 2]]

@@ -43,7 +43,7 @@ def main() -> int:
     try:
         code = run_program(given, parser.prog)
     except Exception as error:
-        write(result, {"failed": cause(error), "before_fit": True})
+        write(result, {"failed": cause(error, given.program), "before_fit": True})
         raise
     if not result.exists():
         write(result, {"failed": f"{given.program} ended without a call of trainer.fit."})

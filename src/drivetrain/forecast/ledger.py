@@ -203,6 +203,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         outputs, inputs = _tensors(result), _tensors((args, kwargs))
         if torch_tools.running_node() is None or place[0] == "recompute":
             self.nodes[torch_tools.newest_node()] = place[2], place[1]
+        if any(each.is_sparse for each in outputs):
+            raise UnreadableError(place[2] or place[1], "a sparse gradient, which sparse=False avoids")
         kind = place[3] or (ACTIVATIONS if place[0] in ("forward", "recompute") else OTHER)
         for each in outputs:
             self.hold(each, kind, place)
@@ -240,6 +242,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
     def _read(self, func: Any, args: Any, place: Any) -> Any:
         """Return the value of a tensor: the program's own, if it is known, else zero."""
         tensor, line, block = args[0], place[2], place[1]
+        if place[0] == "backward":
+            line = self.lines.here()[0]  # of a function of the program; else the engine reads, or DDP does
         if (counts := _counts_steps()) or not line:  # or drivetrain or torch itself reads, such as a value for a logger
             return tensor.dtype is torch.bool if not tensor.dtype.is_floating_point else float(counts)
         is_known, value = self.values.take((line, block, str(func)))
@@ -249,7 +253,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         return value if is_known else zero
 
     def array(self, own: Any, tensor: Tensor, force: bool) -> Any:
-        """Return the values of a tensor as an array, as ``own`` does: the program's own, if they are known, else zeros."""
+        """Return the values of a tensor as an array, as ``own`` does: those of the program, if known, else zeros."""
         _, block, line, _, _ = self._place()
         key = line, block, "numpy"
         if not torch_tools.is_fake(tensor):

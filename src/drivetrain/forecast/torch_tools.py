@@ -125,8 +125,9 @@ def resizes_seen(seen: Callable[[torch.UntypedStorage, int, int], None]) -> Iter
 
 @contextlib.contextmanager
 def arrays_seen(seen: Callable[[Any, Tensor, bool], Any]) -> Iterator[None]:
-    """Context in which ``seen(own, tensor, force)`` returns the result of ``tensor.numpy(force=force)``, where ``own`` is
-    torch's method, and a fake number is formatted as the one that is read from it.
+    """Context in which ``tensor.numpy(force=force)`` is ``seen(own, tensor, force)``, where ``own`` is torch's method.
+
+    A fake number is formatted as the one that is read from it.
     """
     tensors, numpy, written = cast("Any", Tensor), Tensor.numpy, Tensor.__format__
 

@@ -19,7 +19,7 @@ from drivetrain.forecast.memory import Change, Measured, multiplied
 from drivetrain.forecast.rank_classes import MOST_CLASSES
 from drivetrain.forecast.standins import Job, refused_strategy
 from drivetrain.forecast.values import UnreadableError, Values
-from drivetrain.forecast.windows import Case, Windows
+from drivetrain.forecast.windows import Case, Windows, program_files
 from drivetrain.strategies.fsdp import FSDPStrategy
 from drivetrain.strategies.fsdp_blocks import class_name
 from drivetrain.strategies.model_parallel import TENSOR, ModelParallelStrategy
@@ -219,7 +219,7 @@ class Planner:
             values = Values(self.asked["values"])
             return Windows(self.job, case, self.mode, self.program, values, batch).run(trainer, self._started)
 
-        return Copy(run).result()
+        return Copy(run, program=self.program).result()
 
 
 class Copy:
@@ -229,9 +229,10 @@ class Copy:
         function: returns what was measured.
         alone_with: the only file descriptor that the copy shares with this process, beside a pipe for the result, so
             that it moves no position in a file and holds no connection open; ``None``: it shares all.
+        program: the path of the program, whose line is named if the function fails.
     """
 
-    def __init__(self, function: Callable[[], Any], alone_with: int | None = None) -> None:
+    def __init__(self, function: Callable[[], Any], alone_with: int | None = None, program: str = "") -> None:
         self._here: Measured | TryError | None = None
         if not hasattr(os, "fork"):
             self._here = function()
@@ -244,7 +245,7 @@ class Copy:
             if alone_with is not None:
                 _close_inherited(inherited, {writer, alone_with})
             with os.fdopen(writer, "wb") as pipe:
-                pickle.dump(_outcome(function), pipe)
+                pickle.dump(_outcome(function, program), pipe)
             sys.stderr.flush()
             os._exit(0)
         os.close(writer)
@@ -293,17 +294,27 @@ def _close_inherited(inherited: dict[int, tuple[int, int]], kept: set[int]) -> N
             os.dup2(nowhere, each)
 
 
-def _outcome(function: Callable[[], Measured]) -> Measured | TryError:
+def _outcome(function: Callable[[], Measured], program: str) -> Measured | TryError:
     try:
         return function()
     except TryError as error:
         return error
     except BaseException as error:
         traceback.print_exc()
-        return TryError(cause(error))
+        return TryError(cause(error, program))
 
 
-def cause(error: BaseException) -> str:
-    """Return an exception as one line."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
+def cause(error: BaseException, program: str = "") -> str:
+    """Return an exception as one line, with the line of ``program`` that led to it, if one did, and with a cure."""
+    text = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    is_own = program_files(program)
+    own = [each for each in traceback.extract_tb(error.__traceback__) if program and is_own(each.filename)]
+    if own and not isinstance(error, UnreadableError):  # which names it
+        text += f" (at {os.path.relpath(own[-1].filename)}:{own[-1].lineno})"
+    if any(words in text for words in _NAMES_A_DEVICE):
+        text += " A plan has no devices: write self.device where the program names one."
+    return text
+
+
+_NAMES_A_DEVICE = "not linked with support for", "not compiled with", "two different devices"
+"""What torch says of a device that is not there, or of tensors on others."""

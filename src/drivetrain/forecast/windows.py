@@ -10,7 +10,7 @@ import site
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +24,7 @@ import drivetrain
 from drivetrain.base.introspect import overrides
 from drivetrain.base.tree import batch_sizes, map_leaves
 from drivetrain.callback import Callback
+from drivetrain.data.combined import CombinedLoader, arranged
 from drivetrain.forecast import blocks, torch_tools
 from drivetrain.forecast.ledger import Lines, Recorder, _tensors, finished
 from drivetrain.forecast.memory import Measured, measured
@@ -95,6 +96,15 @@ class OneBatch:
         return itertools.repeat(self._batch, self._length)
 
 
+def first_batch(made: Any) -> Any:
+    """Return the first batch of a loader, or of loaders in a list or a dictionary."""
+    loader = made if isinstance(made, CombinedLoader) else arranged(made, "train_dataloader gave")
+    if isinstance(loader, (list, tuple, Mapping)):
+        loader = CombinedLoader(loader, "max_size_cycle")
+    first = next(iter(loader))
+    return first[0] if isinstance(loader, CombinedLoader) else first
+
+
 class Watch(Callback):
     """Follows the phases of the windows, and ends the fit after them."""
 
@@ -143,7 +153,7 @@ class Windows:
     ) -> None:  # fmt: skip
         self.job, self.case, self.mode, self.batch = job, case, mode, batch
         self.values, self.ledger = values, Ledger()
-        self.recorder = Recorder(self.ledger, Lines(_program_files(program)), values)
+        self.recorder = Recorder(self.ledger, Lines(program_files(program)), values)
         self.recorder.phase = "optimizer"  # what is made before the first batch belongs to no forward pass
         self._optimizers: list[Any] = []
         self._arrivals: list[Any] = []
@@ -172,7 +182,7 @@ class Windows:
                     found = unshared(owner, stage)
                     if stage != "fit":
                         return found
-                    batch = next(iter(found))
+                    batch = first_batch(found)
             self.batch_size = next(batch_sizes(batch), 0)
             return OneBatch(self._fake(batch), self._window * WINDOWS + 1)
 
@@ -338,7 +348,7 @@ def _without_traces(callbacks: Any) -> list[Any]:
     return [each for each in callbacks if not isinstance(each, LEFT_OUT)]
 
 
-def _program_files(program: str) -> Callable[[str], bool]:
+def program_files(program: str) -> Callable[[str], bool]:
     """Return whether a file is one of the program's own: neither installed nor a part of Python."""
     installed = [*site.getsitepackages(), sysconfig.get_path("stdlib"), str(Path(drivetrain.__file__).parent)]
     installed += [str(Path(torch.__file__).parent)]
