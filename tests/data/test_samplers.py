@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from drivetrain.data import batched
 from drivetrain.data.batched import as_list, drawn_order, draws_each_once
 from drivetrain.data.samplers import RankBatches, order_of, samples_in, share, slice_of
 from drivetrain.errors import ConfigurationError
@@ -134,8 +136,15 @@ def test_a_rank_draws_the_order_of_rank_zero_and_keeps_its_own_random_state() ->
 
 
 @pytest.mark.parametrize("count", [1, 7, 100])
-def test_the_permutation_is_the_one_that_torchs_sampler_draws(count: int) -> None:
+@pytest.mark.parametrize("many", [1, batched.MANY])
+def test_the_permutation_is_the_one_that_torchs_sampler_draws(
+    count: int, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And the process's random state is the same afterwards."""
+    monkeypatch.setattr(batched, "MANY", many)
+    drawn = drawn_order(RandomSampler(range(count)))
+    assert isinstance(drawn, Tensor)
+    assert drawn.dtype is (torch.int32 if many == 1 else torch.int64)
     assert draws_each_once(RandomSampler(range(count)))
     found: list[Any] = []
     for draw in (list, lambda sampler: as_list(drawn_order(sampler))):

@@ -55,6 +55,8 @@ from drivetrain.base.torch_private import GET_ITERATOR, NUMBER_OF_DRAWS, keep_it
 from drivetrain.data.resample import SamplerProxy, replaced
 
 L = TypeVar("L")
+MANY = 10**8
+"""Samples from which on a permutation has indices of 32 bits."""
 Order = Tensor | range
 """The order of samples: their indices in a data set."""
 
@@ -365,12 +367,14 @@ def drawn_order(sampler: Any) -> Order:
     count = len(sampler.data_source)
     if type(sampler) is SequentialSampler:
         return range(count)
-    generator = sampler.generator
-    if generator is None:
-        generator = torch.Generator()
-        # the sampler draws its seed in the same way
-        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-    return torch.randperm(count, generator=generator)
+    # the sampler draws its seed in the same way
+    own = sampler.generator or torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+    return _permutation(count, own)
+
+
+def _permutation(count: int, generator: torch.Generator) -> Tensor:
+    """Return torch's permutation; that of very many samples, whose order is the same, in half the memory."""
+    return torch.randperm(count, generator=generator, dtype=torch.int32 if MANY <= count < 2**31 else torch.int64)
 
 
 def as_list(indices: Any) -> list[Any]:
@@ -393,7 +397,7 @@ def _slices(batch_sampler: BatchSampler, sampler: Any) -> Iterator[Any]:
         if not drop_last:
             size = batch_sampler.batch_size  # torch reads it for each batch
     if generator is not None:
-        torch.randperm(count, generator=generator)
+        _permutation(count, generator)
     if begin < count and not drop_last:
         yield order[begin:]
 
