@@ -263,7 +263,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
             return result
         with torch_tools.real():  # torch's own errors come from here, such as that the tensor requires a gradient
             zeros = own(torch.zeros(tensor.shape, dtype=tensor.dtype, requires_grad=tensor.requires_grad), force=force)
-        is_known, value = self.values.take(key) if line else (False, None)
+        is_known, value = self.values.take(key) if line else (False, zeros)
         reads = self.ledger.read if is_known else self.ledger.unreadable
         if line:
             reads[line] = reads.get(line, 0) + tensor.numel()

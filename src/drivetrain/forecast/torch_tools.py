@@ -129,7 +129,8 @@ def arrays_seen(seen: Callable[[Any, Tensor, bool], Any]) -> Iterator[None]:
 
     A fake number is formatted as the one that is read from it.
     """
-    tensors, numpy, written = cast("Any", Tensor), Tensor.numpy, Tensor.__format__
+    tensors = cast("Any", Tensor)
+    numpy, written = tensors.numpy, tensors.__format__
 
     def as_text(tensor: Tensor, form: str) -> str:
         return format(tensor.item(), form) if is_fake(tensor) and not tensor.ndim else written(tensor, form)
