@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import sys
 import time
@@ -56,15 +57,18 @@ class Trial(Callback):
         steps: how many optimizer steps are measured.
         warmup: how many steps come before them.
         cure: the attributes of a :class:`drivetrain.trials.cures.Cure`; ``None``: the program as it is.
-        looks: add the cures for this program to the result.
+        looks: add the cures for this program to the result, and how many steps take ``least_s``, at least ``steps``.
+        least_s: see ``looks``.
     """
 
     position = "last"
 
     def __init__(
-        self, result: str, folder: str, steps: int, warmup: int, cure: dict[str, Any] | None = None, looks: bool = False
+        self, result: str, folder: str, steps: int, warmup: int, cure: dict[str, Any] | None = None,
+        looks: bool = False, least_s: float = 0.0,
     ) -> None:  # fmt: skip
         self._result, self._folder, self._cure, self._looks = result, folder, cure, looks
+        self._least_s = least_s
         self._steps, self._warmup = steps, warmup
         self._window = 1  # batches of an optimizer step in the program
         self._given: Any = None  # the training data as the program passes it
@@ -158,7 +162,9 @@ class Trial(Callback):
         seconds = time.perf_counter() - self._began
         found: dict[str, Any] = {"samples_per_s": self._samples / seconds}
         if self._looks:
-            batches = (self._warmup + self._steps) * self._window
+            measured = self._batches / self._window - self._warmup
+            steps = found["steps"] = max(self._steps, math.ceil(measured * self._least_s / seconds))
+            batches = (self._warmup + steps) * self._window
             found["cures"] = [dataclasses.asdict(each) for each in cures_of(trainer, self._given, batches)]
         self._end(**found)
 
