@@ -31,6 +31,9 @@ from drivetrain.tuner.lr_finder import LearningRateFinder
 LEFT_OUT = (Checkpoint, GoodputMonitor, ModelSummary, ProgressBar, Timer, BatchSizeFinder, LearningRateFinder)
 """Callbacks that write files or to the terminal, limit the time, or train by themselves."""
 
+_LEAST_STEPS = 20
+_LEAST_S = 1.0  # steps that take less time in all measure the load of the machine, not the change
+
 
 class NoLogger(DummyLogger):
     """Stands for the program's loggers: it writes nothing, and its folders are those of the trial."""
@@ -54,22 +57,20 @@ class Trial(Callback):
     Args:
         result: the file to which the result is written.
         folder: an empty folder, in place of the Trainer's ``default_root_dir``.
-        steps: how many optimizer steps are measured.
+        steps: how many optimizer steps are measured. ``None``: 20; and ``looks`` returns how many take a second.
         warmup: how many steps come before them.
         cure: the attributes of a :class:`drivetrain.trials.cures.Cure`; ``None``: the program as it is.
-        looks: add the cures for this program to the result, and how many steps take ``least_s``, at least ``steps``.
-        least_s: see ``looks``.
+        looks: add the cures for this program to the result, and the number of steps for further trials.
     """
 
     position = "last"
 
     def __init__(
-        self, result: str, folder: str, steps: int, warmup: int, cure: dict[str, Any] | None = None,
-        looks: bool = False, least_s: float = 0.0,
+        self, result: str, folder: str, steps: int | None, warmup: int, cure: dict[str, Any] | None = None,
+        looks: bool = False,
     ) -> None:  # fmt: skip
         self._result, self._folder, self._cure, self._looks = result, folder, cure, looks
-        self._least_s = least_s
-        self._steps, self._warmup = steps, warmup
+        self._steps, self._warmup, self._is_timed = steps or _LEAST_STEPS, warmup, steps is None
         self._window = 1  # batches of an optimizer step in the program
         self._given: Any = None  # the training data as the program passes it
         self._batches = self._samples = 0
@@ -162,9 +163,10 @@ class Trial(Callback):
         seconds = time.perf_counter() - self._began
         found: dict[str, Any] = {"samples_per_s": self._samples / seconds}
         if self._looks:
-            measured = self._batches / self._window - self._warmup
-            steps = found["steps"] = max(self._steps, math.ceil(measured * self._least_s / seconds))
-            batches = (self._warmup + steps) * self._window
+            if self._is_timed:
+                measured = self._batches / self._window - self._warmup
+                self._steps = max(self._steps, math.ceil(measured * _LEAST_S / seconds))
+            batches, found["steps"] = (self._warmup + self._steps) * self._window, self._steps
             found["cures"] = [dataclasses.asdict(each) for each in cures_of(trainer, self._given, batches)]
         self._end(**found)
 

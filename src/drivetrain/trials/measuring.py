@@ -18,8 +18,6 @@ from drivetrain.trials import VARIABLE
 
 WARMUP = 4  # unmeasured steps at the start: up to four workers deliver their first batches at the same time
 LEAST_GAIN = 1.05  # a smaller gain is not worth a changed program
-_LEAST_STEPS = 20
-_LEAST_S = 1.0  # steps that take less time in all measure the load of the machine, not the change
 _LONGER = 10.0  # a trial may take this many times as long as the first one, which compiled nothing,
 _GRACE_S = 120.0  # and so many seconds more
 
@@ -128,7 +126,13 @@ class Trials:
         if all(each.why_not for each in result.cures):
             why = "; ".join(f"{each.name}: {each.why_not}" for each in result.cures)
             raise CannotTryError(f"no change applies to it. {why}.")
-        self._say(_expected([each.name for each in result.cures if not each.why_not], rounds, seconds))
+        names = [each.name for each in result.cures if not each.why_not]
+        most = rounds * (1 + len(names))
+        self._say(
+            f"{number_of(len(names), 'change')} to try: {', '.join(names)}. At most {number_of(most, 'trial')} of "
+            f"about {seconds:.0f} s, {most * seconds / 60:.1f} minutes; less if it is clear earlier what does not "
+            "help. Ctrl-C ends it and prints what was measured."
+        )
         for number in range(1, rounds + 1):
             if number > 1 and not any(map(_may_help, result.cures)):
                 break
@@ -159,8 +163,8 @@ class Trials:
         folder.mkdir()
         result, log = folder / "result.json", folder / "output.txt"
         asked = {
-            "result": str(result), "folder": str(folder), "steps": self._steps or _LEAST_STEPS, "warmup": WARMUP,
-            "cure": cure, "looks": looks, "least_s": 0.0 if self._steps else _LEAST_S,
+            "result": str(result), "folder": str(folder), "steps": self._steps, "warmup": WARMUP, "cure": cure,
+            "looks": looks,
         }  # fmt: skip
         # Caches of compilers and sockets of workers are in the folder too; modules leave no new __pycache__.
         variables = {VARIABLE: json.dumps(asked), "TMPDIR": str(self._folder), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -179,16 +183,6 @@ class Trials:
 def _may_help(tried: Tried) -> bool:
     """Whether a further round can still show that a cure helps: no ratio was too small yet."""
     return tried.judgement is not None and tried.judgement.low > LEAST_GAIN
-
-
-def _expected(names: Sequence[str], rounds: int, seconds: float) -> str:
-    """Return what is tried, and how long it may take, judged by the time of the first look."""
-    trials = rounds * (1 + len(names))
-    return (
-        f"{number_of(len(names), 'change')} to try: {', '.join(names)}. At most {number_of(trials, 'trial')} of about "
-        f"{seconds:.0f} s, {seconds * trials / 60:.1f} minutes; fewer if it is clear earlier what does not help. "
-        "Ctrl-C ends it and prints what was measured."
-    )
 
 
 def _ending(code: int) -> str:
