@@ -71,4 +71,4 @@ def test_what_is_missing_is_found() -> None:
     assert missing_tests([f"{here}::test_gone", f"{here}::test_what_is_missing_is_found", "tests/gone.py::test_x"]) == [
         "tests/gone.py::test_x", f"{here}::test_gone",
     ]  # fmt: skip
-    assert entries("| id | trap |\n|---|---|\n| T1 | one | `a` |\n\n| C1 | row |\n") == {"T1": " one | `a` ", "C1": " row "}
+    assert entries("| id | trap |\n|---|---|\n| T1 | a | `b` |\n\n| C1 | c |\n") == {"T1": " a | `b` ", "C1": " c "}
