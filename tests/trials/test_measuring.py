@@ -90,7 +90,7 @@ def test_a_change_is_not_tried_again_when_it_cannot_help_any_more(tmp_path: Path
     assert [each.samples_per_s for each in result.cures] == [*speeds.values()][1:]
     assert [each.name for each in result.helpful()] == ["helps"]
     assert result.steps == 70
-    assert said[0].startswith("3 changes to try: helps, slower, once. At most 12 trials of about 6 s, 1.2 minutes")
+    assert said[0].startswith("3 changes to try: helps, slower, once. At most 12 trials: 1.2 minutes if each takes 6 s")
 
 
 def test_the_rounds_end_when_nothing_can_help_any_more(tmp_path: Path) -> None:

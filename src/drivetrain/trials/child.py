@@ -19,6 +19,7 @@ from drivetrain.base.tree import batch_sizes
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.callbacks import GoodputMonitor, ModelSummary, ProgressBar, Timer
 from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.engine.parts import listed
 from drivetrain.loggers.dummy import DummyLogger
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import TrainerFn
@@ -111,7 +112,7 @@ class Trial(Callback):
     def _leave_no_trace(self, trainer: Any, model: Any) -> None:
         """Switch off what writes files or to the terminal, or takes time beside training."""
         own = model.configure_callbacks
-        model.configure_callbacks = lambda: _without_traces(_listed(own()))
+        model.configure_callbacks = lambda: _without_traces(listed(own()))
         trainer._callbacks = _without_traces(trainer._callbacks)
         trainer._loggers = [NoLogger(self._folder)] if trainer._loggers else []
         trainer.default_root_dir, trainer._profiler = self._folder, None
@@ -169,10 +170,6 @@ class Trial(Callback):
             batches, found["steps"] = (self._warmup + self._steps) * self._window, self._steps
             found["cures"] = [dataclasses.asdict(each) for each in cures_of(trainer, self._given, batches)]
         self._end(**found)
-
-
-def _listed(callbacks: Any) -> list[Any]:
-    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
 
 
 def _without_traces(callbacks: Iterable[Any]) -> list[Any]:

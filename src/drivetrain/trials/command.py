@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 import drivetrain
-from drivetrain.cli.program import add_program_arguments, command_of, program_parser, say
+from drivetrain.cli.program import add_program_arguments, command_of, positive, program_parser, say
 from drivetrain.errors import did_you_mean, number_of
 from drivetrain.proof.runs import CannotTryError, installed_torch, signals_as_interrupts
 from drivetrain.trials import NAMES
@@ -32,10 +32,8 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "checkpoints nor logs are written.",
         epilog="Exit codes: 0: measured, 1: the program fails or cannot be measured, 2: wrong usage, 130: interrupted.",
     )
-    made.add_argument(
-        "--steps", type=_positive, help="optimizer steps that are measured (default: 20, or as many as take a second)"
-    )
-    made.add_argument("--rounds", type=_positive, default=3, help="how often each is measured at most (default: 3)")
+    made.add_argument("--steps", type=positive, help="optimizer steps to measure (default: 20, or for a second)")
+    made.add_argument("--rounds", type=positive, default=3, help="how often each is measured at most (default: 3)")
     made.add_argument(
         "--only", action="append", default=[], type=_cure, metavar="NAME",
         help=f"try only this, as num_workers or num_workers=4; may be repeated. There are: {', '.join(NAMES)}",
@@ -79,12 +77,6 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain advise"
     elif measured:
         print("\n".join(_lines(given, result)))
     return code
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return int(text)
 
 
 def _cure(text: str) -> str:

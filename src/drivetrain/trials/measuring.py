@@ -129,9 +129,9 @@ class Trials:
         names = [each.name for each in result.cures if not each.why_not]
         most = rounds * (1 + len(names))
         self._say(
-            f"{number_of(len(names), 'change')} to try: {', '.join(names)}. At most {number_of(most, 'trial')} of "
-            f"about {seconds:.0f} s, {most * seconds / 60:.1f} minutes; less if it is clear earlier what does not "
-            "help. Ctrl-C ends it and prints what was measured."
+            f"{number_of(len(names), 'change')} to try: {', '.join(names)}. At most {number_of(most, 'trial')}: "
+            f"{most * seconds / 60:.1f} minutes if each takes {seconds:.0f} s as this one did; workers and compilers "
+            "take longer. Ctrl-C ends it and prints what was measured."
         )
         for number in range(1, rounds + 1):
             if number > 1 and not any(map(_may_help, result.cures)):
