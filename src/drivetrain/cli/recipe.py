@@ -20,6 +20,7 @@ from drivetrain.base.lazy import Later
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # pods are called <name>-<index>, in at most 63 characters
 _FOLDER = re.compile(r"/[^\s:,\"'$`\\#\x00-\x1f]+")  # also a part of dstack's "path:path"
 _WORD = re.compile(r"\w[\w./:@-]*")
+_GPU = re.compile(r"\w[\w.-]*")  # before the colon in SkyPilot's "H100:8"
 _TIME = re.compile(r"\d+(-\d+)?(:\d+){0,2}")
 _METADATA = Later("importlib.metadata")  # slow to import, and no help of a command needs it
 _APP = "/app"  # the program's folder in an image
@@ -43,7 +44,9 @@ def parser(prog: str) -> argparse.ArgumentParser:
     made.add_argument("--nodes", type=_count, default=1, help="machines (1)")
     made.add_argument("--devices", type=_count, default=1, help="GPUs, or with --cpu processes, of each machine (1)")
     made.add_argument("--cpu", action="store_true", help="machines without GPUs")
-    made.add_argument("--gpu", type=_matching(_WORD, "a word"), default="H100", help="sky: the kind of GPU (H100)")
+    made.add_argument(
+        "--gpu", type=_matching(_GPU, "a kind of GPU"), default="H100", help="sky: the kind of GPU (H100)"
+    )
     made.add_argument(
         "--name", type=_matching(_NAME, "a name of a-z, 0-9 and -"), default="train", help="the job's name (train)"
     )
