@@ -145,9 +145,9 @@ def _top(given: argparse.Namespace, submit: str, trainer: str, *notes: str) -> l
     return [f"# {line}" for line in (*lines, *notes)]
 
 
-def _in_folder(given: argparse.Namespace, command: Sequence[str]) -> str:
+def _in_folder(given: argparse.Namespace, command: Sequence[str], run: str = "exec") -> str:
     """Return shell code that runs ``command`` in the shared folder, in place of the shell."""
-    return f"cd -- {shlex.quote(given.folder)} && exec {shlex.join(command)}"
+    return f"cd -- {shlex.quote(given.folder)} && {run} {shlex.join(command)}"
 
 
 def _slurm(given: argparse.Namespace) -> str:
@@ -283,6 +283,7 @@ def _k8s(given: argparse.Namespace) -> str:
     }  # fmt: skip
     pod = {
         "subdomain": name, "restartPolicy": "Never", "terminationGracePeriodSeconds": given.stop_timeout,
+        "shareProcessNamespace": True,  # as process 1, Python would ignore SIGTERM until its fit begins
         "automountServiceAccountToken": False, "containers": [container], "volumes": _volumes(given),
     }  # fmt: skip
     evicted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
@@ -312,7 +313,7 @@ def _trainjob(given: argparse.Namespace) -> str:
             "runtimeRef": {"name": "torch-distributed"},
             "trainer": {
                 "numNodes": given.nodes, "numProcPerNode": given.devices,
-                "command": _literal(["bash", "-c", _in_folder(given, launch)]),
+                "command": _literal(["bash", "-c", _in_folder(given, launch, "exec $(command -v tini)")]),
                 "resourcesPerNode": container.pop("resources"), **container,
             },
             "runtimePatches": [
@@ -320,7 +321,10 @@ def _trainjob(given: argparse.Namespace) -> str:
             ],
         },
     }  # fmt: skip
-    notes = ("It uses the runtime torch-distributed, which says how often pods are replaced.",)
+    notes = (
+        "It uses the runtime torch-distributed, which says how often pods are replaced.",
+        "Without tini in the image, a pod that waits for others ends only when the time for stopping is over.",
+    )
     processes = f"num_nodes={given.nodes}, devices={given.devices}"
     return _yaml(_top(given, "kubectl apply -f FILE", processes, *notes), job)
 
