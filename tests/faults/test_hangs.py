@@ -70,7 +70,7 @@ def test_t31_a_rank_that_is_late_is_named_and_the_job_goes_on(programs: Any, tmp
     assert "The job is not ended." in done.stderr
     stacks = max(each.read_text() for each in tmp_path.glob("stalled-*.txt") if "Missing" in each.read_text())
     assert re.search(r'hang_program\.py", line \d+ in wait_for_message', stacks)
-    assert re.search(r'direct\.py", line \d+ in backward', stacks)  # of rank 0
+    assert re.search(r'direct\.py", line \d+ in train', stacks)  # of rank 0
     assert len(re.findall(late, done.stdout)) == 2  # once for each way to name the job
     assert done.stdout.count("==== rank 1") == 2
     assert "no job writes to nowhere" in done.stderr

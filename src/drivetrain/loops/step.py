@@ -18,8 +18,8 @@ overrides are bound here in place of the plain operations. A strategy may also o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -416,49 +416,50 @@ def make_forward_backward(
     training_step, context = pieces.bind_training_step(run), run.engine.forward_context()
     progress, window, shared, slot = run.progress, run.window, run.window.gather is not None, run.progress.slot
 
-    def forward_backward(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
-        if context is None:
-            output = training_step(batch, batch_idx)
-        else:
-            with context:  # entered directly: a wrapper function would add a frame to every batch
-                output = training_step(batch, batch_idx)
-        loss, weight = output, None
-        if type(output) is not Tensor:
-            loss, weight = loss_of(output, shared)
-        if position == 1:
-            window.divisor, window.batches_with_gradients = divisor, 0
-            window.last_counted, window.reference = 0, None
-            if zero_grad is not None and (train is None or loss is None):
-                zero_grad()
-        if shared and (loss is None or window.factor_here != 1):
-            loss, weight = pieces.as_one_of_many(window, loss, weight)
-        if loss is not None:
-            if weight is not None or divisor != 1:
-                loss = window.part(loss, weight, optimizer, position, last)
-            elif position != window.last_counted:  # a closure may run twice
-                window.last_counted = position
-                window.batches_with_gradients += 1
-            slot[0] = _BACKWARD
-            try:
-                if train is None:
-                    backward(loss)
-                else:
-                    train(loss, position == 1, steps)
-                    progress.global_step += steps
-            except RuntimeError as error:
-                if (why := cannot_be_differentiated(loss, run.module)) is not None:
-                    raise RunError(why) from error
-                raise
-        return output
-
     accumulates = run.limits.accumulate > 1 or window.batches_done > 0
     # if the strategy can, ranks exchange gradients only on the window's last batch
     held_back = pieces.hold_back(run) if accumulates and run.engine.strategy.facts.is_distributed else None
-    if held_back is None:
-        return forward_backward
 
-    def forward_backward_here(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
-        with nullcontext() if last else held_back():
-            return forward_backward(batch, batch_idx, position, last, divisor)
+    def forward_backward(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
+        block = None if last or held_back is None else held_back()
+        if block is not None:
+            block.__enter__()  # entered directly: a wrapper function would add a frame to every batch
+        try:
+            if context is None:
+                output = training_step(batch, batch_idx)
+            else:
+                with context:  # entered directly, too
+                    output = training_step(batch, batch_idx)
+            loss, weight = output, None
+            if type(output) is not Tensor:
+                loss, weight = loss_of(output, shared)
+            if position == 1:
+                window.divisor, window.batches_with_gradients = divisor, 0
+                window.last_counted, window.reference = 0, None
+                if zero_grad is not None and (train is None or loss is None):
+                    zero_grad()
+            if shared and (loss is None or window.factor_here != 1):
+                loss, weight = pieces.as_one_of_many(window, loss, weight)
+            if loss is not None:
+                if weight is not None or divisor != 1:
+                    loss = window.part(loss, weight, optimizer, position, last)
+                elif position != window.last_counted:  # a closure may run twice
+                    window.last_counted = position
+                    window.batches_with_gradients += 1
+                slot[0] = _BACKWARD
+                try:
+                    if train is None:
+                        backward(loss)
+                    else:
+                        train(loss, position == 1, steps)
+                        progress.global_step += steps
+                except RuntimeError as error:
+                    if (why := cannot_be_differentiated(loss, run.module)) is not None:
+                        raise RunError(why) from error
+                    raise
+            return output
+        finally:
+            if block is not None:
+                block.__exit__(*sys.exc_info())
 
-    return forward_backward_here
+    return forward_backward
