@@ -17,9 +17,8 @@ IN_TEXT = re.compile(r"\b(T\d{1,2}|[SE]\d-\d{1,2})\b")
 
 
 def entries(page: str) -> dict[str, str]:
-    """The text of each entry by its id: a heading with what follows it, or a row of the table."""
-    traps = {found[1]: found[2] for found in re.finditer(r"^### (T\d+): (.*?)(?=^##|\Z)", page, re.DOTALL | re.M)}
-    return traps | {found[1]: found[2] for found in re.finditer(r"^\| ([A-Z0-9]+(?:-\d+)?) \|(.*)\|$", page, re.M)}
+    """The text of each row of the page's tables by its id."""
+    return {found[1]: found[2] for found in re.finditer(r"^\| ([A-Z0-9]+(?:-\d+)?) \|(.*)\|$", page, re.M)}
 
 
 def named_tests(text: str) -> list[str]:
@@ -53,7 +52,7 @@ def test_each_test_that_the_page_names_exists() -> None:
 
 @pytest.mark.parametrize("number", range(1, 59))
 def test_each_trap_has_one_entry_and_a_test_or_says_what_is_missing(number: int) -> None:
-    assert len(re.findall(rf"^### T{number}:", PAGE, re.M)) == 1
+    assert len(re.findall(rf"^\| T{number} \|", PAGE, re.M)) == 1
     text = entries(PAGE)[f"T{number}"]
     assert named_tests(text) or "Not covered yet: " in text
 
@@ -72,4 +71,4 @@ def test_what_is_missing_is_found() -> None:
     assert missing_tests([f"{here}::test_gone", f"{here}::test_what_is_missing_is_found", "tests/gone.py::test_x"]) == [
         "tests/gone.py::test_x", f"{here}::test_gone",
     ]  # fmt: skip
-    assert entries("### T1: one\n\nText.\n\n## Next\n\n| C1 | row |\n") == {"T1": "one\n\nText.\n\n", "C1": " row "}
+    assert entries("| id | trap |\n|---|---|\n| T1 | a | `b` |\n\n| C1 | c |\n") == {"T1": " a | `b` ", "C1": " c "}

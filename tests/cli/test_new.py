@@ -47,14 +47,16 @@ def test_it_is_clean_for_a_type_checker(project: Path) -> None:
 
 
 def test_it_trains_and_passes_its_own_tests(project: Path, programs: Any) -> None:
-    fitted = programs.run(
-        "-m", "drivetrain.cli.command", "fit", "config.yaml", "--trainer.max_epochs", "1", cwd=project
-    )
-    assert fitted.returncode == 0, fitted.stderr
-    assert list(project.glob("lightning_logs/version_0/checkpoints/*.ckpt"))
+    fit = ("-m", "drivetrain.cli.command", "fit", "config.yaml", "--trainer.max_epochs")
+    for words in (["1"], ["2", "--ckpt_path", "last"]):
+        fitted = programs.run(*fit, *words, cwd=project)
+        assert fitted.returncode == 0, fitted.stderr
+    [run] = project.glob("lightning_logs/*")
+    assert list(run.glob("checkpoints/epoch=1-*.ckpt"))
+    assert sorted(path.name for path in run.glob("config*")) == ["config-v1.yaml", "config.yaml"]
     tested = programs.run("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=project)
     assert tested.returncode == 0, tested.stdout
-    assert "2 passed" in tested.stdout
+    assert "2 passed in" in tested.stdout  # and no warning
 
 
 @pytest.mark.parametrize("name", ["my-project", "MyProject", "2d", "class", "torch", "json", "."])

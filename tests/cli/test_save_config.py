@@ -10,6 +10,7 @@ import yaml
 from drivetrain.cli import SaveConfigCallback
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers import CSVLogger
+from drivetrain.trainer import last
 
 Make = Callable[..., Any]
 
@@ -43,6 +44,33 @@ def test_an_earlier_configuration_is_kept_unless_overwriting_is_asked_for(cli: M
     overwriting = {"overwrite": True}
     cli("fit", "--model.width=4", save_config_callback=SaveConfigCallback, save_config_kwargs=overwriting)
     assert read(tmp_path / "config.yaml")["model"]["width"] == 4
+
+
+@pytest.mark.parametrize("asked", [["--ckpt_path=last"], []], ids=["last", "by the environment"])
+def test_a_run_that_resumes_writes_its_configuration_beside_the_first(
+    cli: Make, monkeypatch: pytest.MonkeyPatch, asked: list[str]
+) -> None:
+    words = ("--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs", "--trainer.enable_checkpointing=true")
+    monkeypatch.setattr(last, "finished_fits", 0)
+    first = cli("fit", *words, save_config_callback=SaveConfigCallback)
+    if not asked:
+        monkeypatch.setenv("DRIVETRAIN_RESUME", "auto")
+    for epochs in (2, 3):
+        monkeypatch.setattr(last, "finished_fits", 0)  # as in a process of its own
+        more = (*words, *asked, f"--trainer.max_epochs={epochs}")
+        resumed = cli("fit", *more, save_config_callback=SaveConfigCallback)
+        assert resumed.trainer.log_dir == first.trainer.log_dir
+    written = {path.name: read(path)["trainer"]["max_epochs"] for path in Path(first.trainer.log_dir).glob("config*")}
+    assert written == {"config.yaml": 1, "config-v1.yaml": 2, "config-v2.yaml": 3}
+
+
+def test_last_without_a_checkpoint_replaces_no_configuration(cli: Make, tmp_path: Path) -> None:
+    """The control: without something to resume from, an earlier run's file is an error."""
+    cli("fit", "--model.width=3", save_config_callback=SaveConfigCallback)
+    words = ("fit", "--ckpt_path=last", "--trainer.enable_checkpointing=true")
+    with pytest.raises(RuntimeError, match="holds the configuration of an earlier run"):
+        cli(*words, save_config_callback=SaveConfigCallback)
+    assert [path.name for path in tmp_path.glob("*.yaml")] == ["config.yaml"]
 
 
 def test_the_file_is_written_once_however_often_the_trainer_runs(cli: Make, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Published rows of memory: what torch's allocator had reserved in others' runs, and what a plan says of the same run.
 
-``python memory_rows.py`` from the root of the repository plans all of them, and prints the table of docs/plan.md.
+``python memory_rows.py`` from the root of the repository plans all of them, and prints the table of RESULTS.md.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def pairs_in_order(speeds: list[tuple[float, float]]) -> tuple[int, int]:
 
 
 def table() -> str:
-    """Return the rows as they are in docs/plan.md."""
+    """Return the rows as they are in benchmarks/RESULTS.md."""
     rows = ["| run | published, tokens/s and device | at best | published / at best |", "|---|---:|---:|---:|"]
     rows += [
         f"| {each.table}: {each.name} | {each.speed:,} | {each.predicted:,.0f} | {each.factor:.2f} |" for each in ROWS
@@ -181,7 +181,7 @@ def table() -> str:
 
 
 def timed_table() -> str:
-    """Return the measured passes as they are in docs/plan.md."""
+    """Return the measured passes as they are in benchmarks/RESULTS.md."""
     rows = ["| 4 blocks on one H100 | measured, ms | at best, ms | at best / measured |", "|---|---:|---:|---:|"]
     for each in TIMED:
         how = ("compiled" if each.compiled else "eager") + (", checkpointed" if each.checkpoints == "full" else "")

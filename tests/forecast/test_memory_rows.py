@@ -1,4 +1,4 @@
-"""What plans say of the memory of published runs, as docs/plan.md has it."""
+"""What plans say of the memory of published runs, as benchmarks/RESULTS.md has it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.forecast.memory_rows import HEAD, ROWS
 
 LONG = pytest.mark.skipif(os.environ.get("DRIVETRAIN_FAULTS", "") != "long", reason="make test-faults runs it")
-PAGE = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
 
 
 def test_the_page_has_all_rows_and_their_errors_are_small() -> None:

@@ -17,7 +17,7 @@ from drivetrain.forecast.devices import device_of
 from drivetrain.forecast.exchange import forecast
 from drivetrain.forecast.operations import Exchange
 
-PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "RESULTS.md"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.table}: {row.name}")

@@ -118,7 +118,7 @@ def test_a_program_that_does_not_restore_its_optimizer(program: str, capsys: pyt
     ("argument", "code", "text"),
     [
         ("--random", 2, "not deterministic: two undisturbed runs differ at step 1"),
-        ("--never", 1, "begins again at step 1 each time"),
+        ("--never", 1, "at step 1 each time. If it resumes only when asked to, pass --resume-args; drivetrain's"),
     ],
 )
 def test_a_program_that_does_not_repeat_itself_or_never_resumes(

@@ -1,4 +1,4 @@
-"""A job under another launcher that is asked to end: with the options that docs/resuming.md names, it can save."""
+"""A job under another launcher that is asked to end: with the options that docs/stopping.md names, it can save."""
 
 from __future__ import annotations
 

@@ -92,9 +92,16 @@ def test_a_program_with_nothing_to_gain_gets_no_advice(advise: Advise) -> None:
     result = json.loads(found.out)
     assert result["write"] == []
     workers, pinned = result["cures"]
-    assert len(workers["samples_per_s"]) == len(result["samples_per_s"]) == 2
+    assert len(workers["samples_per_s"]) == len(result["samples_per_s"]) == result["rounds"]
     assert (pinned["samples_per_s"], bool(pinned["why_not"])) == ([], True)
-    assert (result["schema"], result["rounds"], result["steps"]) == (1, 2, 4)
+    assert (result["schema"], result["steps"]) == (1, 4)
+
+
+def test_short_steps_are_measured_for_a_second(advise: Advise) -> None:
+    found = advise(PROGRAM + FIT, "--rounds", "1", "--only", "num_workers=1", "--json")
+    assert found.code == 0, found.err
+    assert json.loads(found.out)["steps"] > 100
+    assert "1 change to try: num_workers=1. At most 2 trials: " in found.err
 
 
 def test_a_program_that_fails_is_named_with_the_end_of_its_output(advise: Advise) -> None:
@@ -142,7 +149,7 @@ def test_what_was_measured_before_an_interrupt_is_printed(advise: Advise, monkey
     [
         ([], "required: PROGRAM\n"),
         (["gone.py"], "there is no file 'gone.py'"),
-        (["--rounds", "0", __file__], "'0' is not a whole number"),
+        (["--rounds", "0", __file__], "'0' is not a whole number of at least 1"),
         (["--only", "workers", __file__], "there is no 'workers'. Did you mean"),
     ],
 )

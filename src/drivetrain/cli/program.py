@@ -30,6 +30,13 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     words.required = False  # some versions of Python call it so if PROGRAM is missing
 
 
+def positive(text: str) -> int:
+    """Return the number that an option must have, from 1 on."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
 def command_of(given: argparse.Namespace, parser: argparse.ArgumentParser, in_copy: bool = False) -> list[str]:
     """Return what comes after ``python`` to start the parsed program.
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from drivetrain.base import yaml_text
 from drivetrain.base.lazy import Later
+from drivetrain.cli.program import positive
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # pods are called <name>-<index>, in at most 63 characters
 _FOLDER = re.compile(r"/[^\s:,\"'$`\\#\x00-\x1f]+")  # also a part of dstack's "path:path"
@@ -41,8 +42,8 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "program", metavar="PROGRAM", type=_matching(re.compile(r"(?s).+"), "the path of a program"),
         help="the program: a path in the shared folder, or an absolute one",
     )  # fmt: skip
-    made.add_argument("--nodes", type=_count, default=1, help="machines (1)")
-    made.add_argument("--devices", type=_count, default=1, help="GPUs, or with --cpu processes, of each machine (1)")
+    made.add_argument("--nodes", type=positive, default=1, help="machines (1)")
+    made.add_argument("--devices", type=positive, default=1, help="GPUs, or with --cpu processes, of each machine (1)")
     made.add_argument("--cpu", action="store_true", help="machines without GPUs")
     made.add_argument(
         "--gpu", type=_matching(_GPU, "a kind of GPU"), default="H100", help="sky: the kind of GPU (H100)"
@@ -68,7 +69,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         help="slurm: the time limit (1 day)",
     )
     made.add_argument(
-        "--stop-timeout", type=_count, default=_STOP_TIMEOUT_S, metavar="SECONDS",
+        "--stop-timeout", type=positive, default=_STOP_TIMEOUT_S, metavar="SECONDS",
         help="how long the processes have to save and end: the Trainer's stop_timeout_s (600)",
     )  # fmt: skip
     return made
@@ -120,12 +121,6 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the words before the first ``--``, and those after it."""
     where = words.index("--") if "--" in words else len(words)
     return words[:where], words[where + 1 :]
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def _matching(pattern: re.Pattern[str], what: str) -> Callable[[str], str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 class SaveConfigCallback(Callback):
     """Writes the complete configuration, including defaults, to the run's folder, so that ``--config`` repeats the run.
 
-    To save it elsewhere, override :meth:`save_config` in a subclass.
+    To save it elsewhere, override :meth:`save_config` in a subclass. A fit that resumes into the folder of an earlier
+    run writes ``config-v1.yaml`` beside that run's file.
 
     Args:
         parser: the parser of the subcommand.
@@ -32,8 +34,9 @@ class SaveConfigCallback(Callback):
         save_to_log_dir: whether to write the file; otherwise only :meth:`save_config` is called.
 
     Raises:
-        ConfigurationError: ``save_to_log_dir`` is False and :meth:`save_config` is not overridden; or the file exists
-            and ``overwrite`` is False. Every process raises it, so that no process waits for another.
+        ConfigurationError: ``save_to_log_dir`` is False and :meth:`save_config` is not overridden.
+        RunError: the file exists, ``overwrite`` is False, and the run resumes from no checkpoint. Every process raises
+            it, so that no process waits for another.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class SaveConfigCallback(Callback):
         if self.already_saved:  # a program may fit and then test, with one configuration
             return
         if self.save_to_log_dir:
-            self._write(trainer)
+            self._write(trainer, resumes=stage == "fit" and bool(trainer.ckpt_path))
         if trainer.is_global_zero:
             self.save_config(trainer, pl_module, stage)
         self.already_saved = True
@@ -71,12 +74,16 @@ class SaveConfigCallback(Callback):
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Called once on rank 0, after the file was written; does nothing by default."""
 
-    def _write(self, trainer: Trainer) -> None:
+    def _write(self, trainer: Trainer, resumes: bool) -> None:
         # on every rank, because reading log_dir may be a collective
         folder = trainer.log_dir or trainer.default_root_dir
-        path = os.path.join(folder, self.config_filename)
+        path, name = os.path.join(folder, self.config_filename), self.config_filename
         taken = not self.overwrite and trainer.is_global_zero and files.is_file(path)
-        if trainer.strategy.broadcast(taken):
+        if resumes and taken:
+            stem, ending = os.path.splitext(name)
+            names = (f"{stem}-v{number}{ending}" for number in itertools.count(1))
+            name = next(each for each in names if not files.is_file(os.path.join(folder, each)))
+        if not resumes and trainer.strategy.broadcast(taken):
             raise RunError(
                 f"{path} holds the configuration of an earlier run, which this one would overwrite. Write "
                 'LightningCLI(save_config_kwargs={"overwrite": True}), or give this run a folder of its own with '
@@ -84,9 +91,9 @@ class SaveConfigCallback(Callback):
             )
         if not trainer.is_global_zero:
             return
-        with _folder_to_write(folder, self.config_filename) as local:
+        with _folder_to_write(folder, name) as local:
             self.parser.save(
-                self.config, os.path.join(local, self.config_filename), skip_unset=False, skip_validation=True,
+                self.config, os.path.join(local, name), skip_unset=False, skip_validation=True,
                 overwrite=self.overwrite, multifile=self.multifile,
             )  # fmt: skip
 

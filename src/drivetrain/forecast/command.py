@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from drivetrain.cli.program import add_program_arguments, command_of, program_parser, say
+from drivetrain.cli.program import add_program_arguments, command_of, positive, program_parser, say
 from drivetrain.errors import ConfigurationError, number_of
 from drivetrain.forecast.allowance import allowance, gib, needed
 from drivetrain.forecast.devices import device_of
@@ -44,11 +44,11 @@ def parser(prog: str) -> argparse.ArgumentParser:
         epilog="Exit codes: 0: it fits, or is not asked; 1: it does not fit, or the program cannot be planned; "
         "2: wrong usage; 130: interrupted.",
     )
-    made.add_argument("--devices", type=_positive, metavar="N", help="devices of the whole job")
+    made.add_argument("--devices", type=positive, metavar="N", help="devices of the whole job")
     made.add_argument(
         "--device", metavar="NAME", help='such as "H100 80GB", or "name=X,memory=80GB,..."; "cpu": processes on hosts'
     )
-    made.add_argument("--devices-per-node", type=_positive, metavar="N", help="devices of a machine (default: 8)")
+    made.add_argument("--devices-per-node", type=positive, metavar="N", help="devices of a machine (default: 8)")
     made.add_argument("--rank", type=int, help="plan this rank alone (default: a rank of each class)")
     made.add_argument("--no-changes", action="store_true", help="try no changes if the program does not fit")
     made.add_argument("--timeout", type=float, default=600.0, help="seconds (default: 600)")
@@ -130,12 +130,6 @@ def _values(command: Sequence[str], asked: dict[str, Any], folder: Path, paramet
             known = _run(command, {**asked, "reads": free}, folder, REAL_S).get("values", {})
     path.write_bytes(pickle.dumps(known))
     return str(path)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return int(text)
 
 
 def _asked(given: argparse.Namespace, made: argparse.ArgumentParser) -> tuple[Any, dict[str, Any]]:

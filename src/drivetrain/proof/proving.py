@@ -110,7 +110,10 @@ def _prove(
                 verdict, f"killed in step {ends} of {steps} and started again, it ends without another step."
             )
         if all(after == 1 for _, after in found.kills):
-            asked = "" if program.resume else " If it resumes only when asked to, pass --resume-args."
+            asked = (
+                " If it resumes only when asked to, pass --resume-args; drivetrain's Trainer needs "
+                "DRIVETRAIN_RESUME=auto in the environment."
+            ) * (not program.resume)
             return _failed(verdict, f"killed in step {ends} of {steps}, it begins again at step 1 each time.{asked}")
     found = _with_files(found, reference, killed)
     if found.differences:

@@ -231,7 +231,8 @@ def undisturbed(program: Program, folder: Path, limit_s: float) -> Run:
         )
     if not run.ranks():
         raise CannotTryError(
-            "The program made no step of a torch.optim optimizer, so there is nothing to compare. If it starts other "
+            "The program made no step of a torch.optim optimizer, so there is nothing to compare. If it found the "
+            "checkpoints of an earlier training in the working directory, move them away first. If it starts other "
             "processes that train, run it with --ranks, or pass the program that trains."
         )
     return run

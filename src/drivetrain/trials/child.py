@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import sys
 import time
@@ -18,6 +19,7 @@ from drivetrain.base.tree import batch_sizes
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.callbacks import GoodputMonitor, ModelSummary, ProgressBar, Timer
 from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.engine.parts import listed
 from drivetrain.loggers.dummy import DummyLogger
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import TrainerFn
@@ -29,6 +31,9 @@ from drivetrain.tuner.lr_finder import LearningRateFinder
 
 LEFT_OUT = (Checkpoint, GoodputMonitor, ModelSummary, ProgressBar, Timer, BatchSizeFinder, LearningRateFinder)
 """Callbacks that write files or to the terminal, limit the time, or train by themselves."""
+
+_LEAST_STEPS = 20
+_LEAST_S = 1.0  # steps that take less time in all measure the load of the machine, not the change
 
 
 class NoLogger(DummyLogger):
@@ -53,19 +58,20 @@ class Trial(Callback):
     Args:
         result: the file to which the result is written.
         folder: an empty folder, in place of the Trainer's ``default_root_dir``.
-        steps: how many optimizer steps are measured.
+        steps: how many optimizer steps are measured. ``None``: 20; and ``looks`` returns how many take a second.
         warmup: how many steps come before them.
         cure: the attributes of a :class:`drivetrain.trials.cures.Cure`; ``None``: the program as it is.
-        looks: add the cures for this program to the result.
+        looks: add the cures for this program to the result, and the number of steps for further trials.
     """
 
     position = "last"
 
     def __init__(
-        self, result: str, folder: str, steps: int, warmup: int, cure: dict[str, Any] | None = None, looks: bool = False
+        self, result: str, folder: str, steps: int | None, warmup: int, cure: dict[str, Any] | None = None,
+        looks: bool = False,
     ) -> None:  # fmt: skip
         self._result, self._folder, self._cure, self._looks = result, folder, cure, looks
-        self._steps, self._warmup = steps, warmup
+        self._steps, self._warmup, self._is_timed = steps or _LEAST_STEPS, warmup, steps is None
         self._window = 1  # batches of an optimizer step in the program
         self._given: Any = None  # the training data as the program passes it
         self._batches = self._samples = 0
@@ -106,7 +112,7 @@ class Trial(Callback):
     def _leave_no_trace(self, trainer: Any, model: Any) -> None:
         """Switch off what writes files or to the terminal, or takes time beside training."""
         own = model.configure_callbacks
-        model.configure_callbacks = lambda: _without_traces(_listed(own()))
+        model.configure_callbacks = lambda: _without_traces(listed(own()))
         trainer._callbacks = _without_traces(trainer._callbacks)
         trainer._loggers = [NoLogger(self._folder)] if trainer._loggers else []
         trainer.default_root_dir, trainer._profiler = self._folder, None
@@ -158,13 +164,12 @@ class Trial(Callback):
         seconds = time.perf_counter() - self._began
         found: dict[str, Any] = {"samples_per_s": self._samples / seconds}
         if self._looks:
-            batches = (self._warmup + self._steps) * self._window
+            if self._is_timed:
+                measured = self._batches / self._window - self._warmup
+                self._steps = max(self._steps, math.ceil(measured * _LEAST_S / seconds))
+            batches, found["steps"] = (self._warmup + self._steps) * self._window, self._steps
             found["cures"] = [dataclasses.asdict(each) for each in cures_of(trainer, self._given, batches)]
         self._end(**found)
-
-
-def _listed(callbacks: Any) -> list[Any]:
-    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
 
 
 def _without_traces(callbacks: Iterable[Any]) -> list[Any]:

@@ -13,11 +13,11 @@ from itertools import groupby
 from pathlib import Path
 
 import drivetrain
-from drivetrain.cli.program import add_program_arguments, command_of, program_parser, say
+from drivetrain.cli.program import add_program_arguments, command_of, positive, program_parser, say
 from drivetrain.errors import did_you_mean, number_of
 from drivetrain.proof.runs import CannotTryError, installed_torch, signals_as_interrupts
 from drivetrain.trials import NAMES
-from drivetrain.trials.measuring import Result, Trials
+from drivetrain.trials.measuring import LEAST_GAIN, Result, Trials
 
 SCHEMA = 1
 """The version of the form of the JSON."""
@@ -32,8 +32,8 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "checkpoints nor logs are written.",
         epilog="Exit codes: 0: measured, 1: the program fails or cannot be measured, 2: wrong usage, 130: interrupted.",
     )
-    made.add_argument("--steps", type=_positive, default=20, help="optimizer steps that are measured (default: 20)")
-    made.add_argument("--rounds", type=_positive, default=3, help="how often each is measured (default: 3)")
+    made.add_argument("--steps", type=positive, help="optimizer steps to measure (default: 20, or for a second)")
+    made.add_argument("--rounds", type=positive, default=3, help="how often each is measured at most (default: 3)")
     made.add_argument(
         "--only", action="append", default=[], type=_cure, metavar="NAME",
         help=f"try only this, as num_workers or num_workers=4; may be repeated. There are: {', '.join(NAMES)}",
@@ -79,12 +79,6 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain advise"
     return code
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return int(text)
-
-
 def _cure(text: str) -> str:
     if (name := text.partition("=")[0]) not in NAMES:
         raise argparse.ArgumentTypeError(f"there is no {name!r}. {did_you_mean(name, NAMES)}")
@@ -94,10 +88,10 @@ def _cure(text: str) -> str:
 def _lines(given: argparse.Namespace, result: Result) -> list[str]:
     """Return the report."""
     speeds, rounds = result.samples_per_s, len(result.samples_per_s)
-    spread = max(speeds) / min(speeds)
+    spread = f"{min(speeds):.4g} to {max(speeds):.4g}" if rounds > 1 else f"{speeds[0]:.4g}"
     lines = [
-        f"{given.program}: {given.steps} steps in each of {number_of(rounds, 'round')}; 1.00 is the unchanged "
-        f"program, with {min(speeds):.4g} to {max(speeds):.4g} samples a second",
+        f"{given.program}: {result.steps} steps in each of {number_of(rounds, 'round')}; 1.00 is the unchanged "
+        f"program, with {spread} samples a second",
         "",
     ]
     measured = [each for each in result.cures if each.judgement]
@@ -105,9 +99,10 @@ def _lines(given: argparse.Namespace, result: Result) -> list[str]:
     for each in sorted(measured, key=lambda each: -each.judgement.ratio if each.judgement else 0):
         found = each.judgement
         assert found is not None
+        count = len(each.samples_per_s)
         lines.append(
-            f"  {each.name:<{width}}  {found.ratio:5.2f}  ({found.low:.2f} to {found.high:.2f})"
-            f"{'  helps' if found.helps else ''}"
+            f"  {each.name:<{width}}  {found.ratio:5.2f}  ({found.low:.2f} to {found.high:.2f}"
+            f"{'' if count == rounds else ', ' + number_of(count, 'round')}){'  helps' if found.helps else ''}"
         )
     lines += [f"  {each.name:<{width}}  failed: {each.failed}" for each in result.cures if each.failed]
     for why, several in groupby((each for each in result.cures if each.why_not), key=lambda each: each.why_not):
@@ -117,16 +112,18 @@ def _lines(given: argparse.Namespace, result: Result) -> list[str]:
         lines.append("Write one of these, the best first; then measure again, because two together may help no more:")
         for each in helpful:
             lines.append(f"  {each.write}{f'   {each.note}' if each.note else ''}")
-    elif rounds < 2:
+    elif given.rounds < 2:
         lines.append("With one round the spread is unknown, so nothing is recommended. Write --rounds 3.")
     else:
-        lines.append(f"Nothing helped: no change is faster than the unchanged program's own spread ({spread:.2f}).")
+        lines.append(
+            f"Nothing helped: in a round, each change was below {max(LEAST_GAIN, max(speeds) / min(speeds)):.2f}."
+        )
     return lines
 
 
 def _as_json(given: argparse.Namespace, result: Result) -> dict[str, object]:
     return {
-        "schema": SCHEMA, "program": given.program, "arguments": given.arguments, "steps": given.steps,
+        "schema": SCHEMA, "program": given.program, "arguments": given.arguments,
         "rounds": len(result.samples_per_s), **dataclasses.asdict(result),
         "write": [each.write for each in result.helpful()], "torch": installed_torch(),
         "drivetrain": drivetrain.__version__,

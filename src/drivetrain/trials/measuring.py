@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from drivetrain.errors import number_of
 from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end
 from drivetrain.trials import VARIABLE
 
 WARMUP = 4  # unmeasured steps at the start: up to four workers deliver their first batches at the same time
-_LEAST_GAIN = 1.05  # a smaller gain is not worth a changed program
+LEAST_GAIN = 1.05  # a smaller gain is not worth a changed program
 _LONGER = 10.0  # a trial may take this many times as long as the first one, which compiled nothing,
 _GRACE_S = 120.0  # and so many seconds more
 
@@ -43,7 +44,7 @@ def judge(unchanged: Sequence[float], changed: Sequence[float]) -> Judgement:
     is_measured = len(ratios) > 1  # with a single round, the spread is unknown
     spread = max(unchanged) / min(unchanged)
     return Judgement(
-        statistics.median(ratios), min(ratios), max(ratios), is_measured and min(ratios) > max(spread, _LEAST_GAIN)
+        statistics.median(ratios), min(ratios), max(ratios), is_measured and min(ratios) > max(spread, LEAST_GAIN)
     )
 
 
@@ -53,7 +54,7 @@ class Tried:
 
     Attributes:
         name, write, note, why_not: as in :class:`drivetrain.trials.cures.Cure`.
-        samples_per_s: the speed in each round.
+        samples_per_s: the speed in each round; the rounds end when it is clear that the cure does not help.
         judgement: ``None``: it was not tried, failed, or was interrupted in the first round.
         failed: why a trial ended with an error; "": none did.
     """
@@ -74,10 +75,12 @@ class Result:
     Attributes:
         samples_per_s: the speed of the unchanged program in each round.
         cures: each cure, in the order in which they were tried.
+        steps: how many optimizer steps a trial measures.
     """
 
     samples_per_s: list[float] = field(default_factory=list)
     cures: list[Tried] = field(default_factory=list)
+    steps: int = 0
 
     def helpful(self) -> list[Tried]:
         """The cures that help, the best first."""
@@ -91,13 +94,13 @@ class Trials:
     Args:
         command: the words after ``python``.
         folder: an empty folder for everything that the trials write.
-        steps: how many optimizer steps each trial measures.
+        steps: how many optimizer steps each trial measures; ``None``: 20, or more if these take less than a second.
         limit_s: seconds for the first trial.
         say: called with a line of text about each trial.
     """
 
     def __init__(
-        self, command: Sequence[str], folder: Path, steps: int, limit_s: float, say: Callable[[str], Any]
+        self, command: Sequence[str], folder: Path, steps: int | None, limit_s: float, say: Callable[[str], Any]
     ) -> None:  # fmt: skip
         self._command, self._folder, self._steps = command, folder, steps
         self._limit_s, self._say, self._count = limit_s, say, 0
@@ -110,6 +113,7 @@ class Trials:
                 of no change, or no change applies.
         """
         found, seconds = self._trial("a first look at the program", looks=True)
+        result.steps = self._steps = found["steps"]
         self._limit_s = min(self._limit_s, _GRACE_S + _LONGER * seconds)
         names = [each["name"] for each in found["cures"]]
         for name in only:
@@ -122,11 +126,20 @@ class Trials:
         if all(each.why_not for each in result.cures):
             why = "; ".join(f"{each.name}: {each.why_not}" for each in result.cures)
             raise CannotTryError(f"no change applies to it. {why}.")
+        names = [each.name for each in result.cures if not each.why_not]
+        most = rounds * (1 + len(names))
+        self._say(
+            f"{number_of(len(names), 'change')} to try: {', '.join(names)}. At most {number_of(most, 'trial')}: "
+            f"{most * seconds / 60:.1f} minutes if each takes {seconds:.0f} s as this one did; workers and compilers "
+            "take longer. Ctrl-C ends it and prints what was measured."
+        )
         for number in range(1, rounds + 1):
+            if number > 1 and not any(map(_may_help, result.cures)):
+                break
             where = f"round {number} of {rounds}"
             result.samples_per_s.append(self._trial(f"{where}: unchanged")[0]["samples_per_s"])
             for tried, cure in zip(result.cures, cures, strict=True):
-                if tried.why_not or tried.failed:
+                if (number > 1 and not _may_help(tried)) or tried.why_not:
                     continue
                 try:
                     found, _ = self._trial(f"{where}: {tried.name}", cure=cure)
@@ -165,6 +178,11 @@ class Trials:
             raise CannotTryError(found["refused"])
         self._say(f"{name}: failed")
         raise CannotTryError(f"{found.get('failed') or _ending(code)}\n{last_lines(log)}")
+
+
+def _may_help(tried: Tried) -> bool:
+    """Whether a further round can still show that a cure helps: no ratio was too small yet."""
+    return tried.judgement is not None and tried.judgement.low > LEAST_GAIN
 
 
 def _ending(code: int) -> str:
