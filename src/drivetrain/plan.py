@@ -36,7 +36,7 @@ import torch
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.accelerators.choice import available, check_limit, check_numbers, check_strategy, choose, reserved_of
-from drivetrain.accelerators.torch_device import as_numbers, no_numbers
+from drivetrain.accelerators.torch_device import as_auto, as_numbers, no_numbers
 from drivetrain.base.compat_door import check_part
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.registry import Entry, Registry
@@ -93,10 +93,10 @@ class Machine:
     is_rank_of_program: bool = False
 
     @classmethod
-    def detect(cls, environ: MutableMapping[str, str] = os.environ) -> Machine:
-        """Return the facts about this machine and process."""
+    def detect(cls, environ: MutableMapping[str, str] = os.environ, given: ClusterEnvironment | None = None) -> Machine:
+        """Return the facts about this machine and process; no cluster is looked for if one is ``given``."""
         return cls(
-            environment=detect(environ),
+            environment=detect(environ, given),
             has_tensorboard=find_spec("tensorboard") is not None,
             is_notebook=in_notebook(),
             is_rank_of_program=was_started(),
@@ -162,9 +162,10 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
     Raises:
         ConfigurationError: a name is unknown, arguments contradict each other, or the hardware is missing.
     """
-    machine, plugins = machine or Machine.detect(), _plugins(settings.plugins)
+    plugins = _plugins(settings.plugins)
     strategy, why_strategy = _strategy(settings)
     own = strategy.own_parts if isinstance(strategy, Strategy) else OwnParts()
+    machine = machine or Machine.detect(given=own.environment or plugins.get(ClusterEnvironment))
     accelerator, why_accelerator = _accelerator(settings, own)
     environment, why_environment = _environment(plugins.get(ClusterEnvironment), own, machine)
     if (nodes := environment.nodes_meant(settings.num_nodes)) != settings.num_nodes:
@@ -378,12 +379,9 @@ def _accelerator(settings: Settings, own: OwnParts) -> tuple[Accelerator, str]:
 
 
 def _devices(
-    settings: Settings,
-    accelerator: Accelerator,
-    strategy: Entry[Strategy] | Strategy | None,
-    own: OwnParts,
+    settings: Settings, accelerator: Accelerator, strategy: Entry[Strategy] | Strategy | None, own: OwnParts,
     environment: ClusterEnvironment,
-) -> tuple[tuple[torch.device, ...], str]:
+) -> tuple[tuple[torch.device, ...], str]:  # fmt: skip
     given: Any = settings.devices
     if own.devices:
         if given != "auto" or own.devices[0].type != accelerator.autocast_device_type:
@@ -397,12 +395,14 @@ def _devices(
     parsed: Any
     if (reserved := environment.reserved_devices()) is not None and accelerator.autocast_device_type == HOST.type:
         reserved = None  # clusters count GPUs
+    if environment.creates_processes_externally:
+        given = as_auto(given, accelerator, environment.devices_of_processes)
     if given == "auto":
-        why = 'devices="auto", and this accelerator has'
-        count, why = reserved_of(reserved, accelerator.auto_device_count(), why)
+        said = 'devices="auto"' if settings.devices == "auto" else f"devices={settings.devices!r}"
+        count, why = reserved_of(reserved, accelerator.auto_device_count(), f"{said}, and this accelerator has")
         if environment.creates_processes_externally and accelerator.autocast_device_type == HOST.type:
             count = environment.local_world_size(settings.num_nodes)  # devices of the host have no numbers
-            why = 'devices="auto", and the processes on this machine are'
+            why = f"{said}, and the processes on this machine are"
         why = f"{why} {count}"
         cls = None if strategy is None else _class_of(strategy)
         if count > 1 and cls is not None and not (cls.facts.is_distributed or cls.facts.drives_all_devices):

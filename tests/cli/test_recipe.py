@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -105,6 +108,34 @@ def test_the_environment_of_the_k8s_recipe_is_detected(capsys: pytest.CaptureFix
     found, _ = detect({"PATH": "", "JOB_COMPLETION_INDEX": "1", **variables})
     assert isinstance(found, KubernetesEnvironment)
     assert (found.num_nodes(), found.node_rank(), found.main_address) == (2, 1, "train-0.train")
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True, check=False).returncode != 0,
+    reason="this user may not make process namespaces",
+)
+def test_a_program_that_has_not_begun_its_fit_ends_when_its_pod_is_stopped(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pod = pod_of("k8s", recipe(capsys, "k8s"))
+    (tmp_path / "train.py").write_text("import os\nprint(os.readlink('/proc/self'), flush=True)\nprint(input())")
+
+    def stopped(shared: bool) -> tuple[int, str]:
+        """Exit code, and what the program prints after SIGTERM; in a shared namespace another process is the first."""
+        first = ["sh", "-c", '"$@"; exit $?', "pause"] if shared else []
+        words = ["unshare", "--pid", "--fork", "--kill-child", *first, *pod["containers"][0]["command"]]
+        variables = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+        with subprocess.Popen(
+            words, cwd=tmp_path, env=variables, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as started:
+            assert started.stdout is not None
+            os.kill(int(started.stdout.readline()), signal.SIGTERM)
+            rest, _ = started.communicate("trains on", timeout=60)
+        return started.returncode, rest
+
+    assert stopped(pod.get("shareProcessNamespace", False)) == (128 + signal.SIGTERM, "")
+    assert stopped(shared=False) == (0, "trains on\n")
 
 
 def test_trainjob(capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,6 +250,7 @@ def test_odd_words_reach_the_program_as_they_are(
         "python": 'printf "%s\\0" "$@"',
         "srun": 'shift; exec "$@"',
         "torchrun": 'shift 2; exec python "$@"',
+        "tini": 'exec "$@"',
     }.items():
         (programs / name).write_text(f"#!/bin/sh\n{code}\n")
         (programs / name).chmod(0o755)

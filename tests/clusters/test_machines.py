@@ -23,7 +23,7 @@ from tests.clusters.test_environment import CONDOR, LSF, SLURM, TORCHRUN
 from drivetrain.accelerators import Accelerator
 from drivetrain.clusters import detect
 from drivetrain.clusters._machines import MachinesEnvironment
-from drivetrain.clusters.local import free_port
+from drivetrain.clusters.local import LocalEnvironment, free_port
 from drivetrain.errors import ConfigurationError
 from drivetrain.plan import Machine, Plan, resolve
 from drivetrain.settings import Settings
@@ -122,6 +122,57 @@ def test_one_machine_is_not_such_a_cluster(variables: dict[str, str]) -> None:
     assert type(detect({"PATH": "", **variables})[0]).__name__ == "LocalEnvironment"
 
 
+PARTS = [
+    (variables, missing)
+    for variables in (SKYPILOT, DSTACK, AWS_BATCH, SAGEMAKER, KUBERNETES)
+    for missing in detect(dict(variables))[0].variables
+]
+
+
+@pytest.mark.parametrize(("variables", "missing"), PARTS, ids=[missing for _, missing in PARTS])
+def test_a_variable_that_is_missing_is_named(variables: dict[str, str], missing: str) -> None:
+    names = detect(dict(variables))[0].variables
+    for value in ({}, {missing: ""}):
+        with pytest.warns(UserWarning, match=f" set, but not {missing}: ") as told:
+            found, _ = detect({**{name: variables[name] for name in names if name != missing}, **value})
+        assert type(found).__name__ == "LocalEnvironment"
+        [message] = [str(each.message) for each in told]
+        assert f"Set {missing} as the cluster does" in message
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"JOB_COMPLETION_INDEX": "3"}, {"MASTER_ADDR": "a"},
+        {**DSTACK, "DSTACK_NODES_NUM": "1", "DSTACK_MASTER_NODE_IP": ""},
+        {"SKYPILOT_NODE_IPS": "10.0.0.1"}, {"SKYPILOT_NODE_RANK": "1", **TORCHRUN},
+        {"SKYPILOT_NODE_RANK": "1", "LOCAL_RANK": "0"}, {"RANK": "0", "WORLD_SIZE": "1"},
+        {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_variables_that_are_no_part_of_a_cluster_are_left_alone(
+    variables: dict[str, str], recwarn: pytest.WarningsRecorder
+) -> None:
+    detect({"PATH": "", **variables})
+    assert [str(each.message) for each in recwarn] == []
+
+
+def test_ranks_that_a_process_would_not_use_are_told() -> None:
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}  # of a PyTorchJob
+    with pytest.warns(UserWarning, match=r"RANK=0 and WORLD_SIZE=2 are set, but not LOCAL_RANK: .*KubeflowEnvironment"):
+        assert type(detect(variables)[0]).__name__ == "LocalEnvironment"
+
+
+def test_a_cluster_that_was_passed_is_not_looked_for(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    for name, text in {"SKYPILOT_NODE_RANK": "1", "RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, text)
+    resolve(Settings(accelerator="cpu", plugins=[LocalEnvironment()]))
+    assert [str(each.message) for each in recwarn if "are set" in str(each.message)] == []
+
+
 def test_azure_ml_starts_each_process_and_needs_no_environment_of_its_own() -> None:
     environment, _ = detect(dict(AZURE))
     assert type(environment).__name__ == "LocalEnvironment"
@@ -149,8 +200,12 @@ def test_the_main_node_of_aws_batch_is_the_first_whatever_its_index() -> None:
         return found
 
     assert [node(index).node_rank() for index in range(10)] == [7, 8, 9, 0, 1, 2, 3, 4, 5, 6]
-    main, _ = detect({name: text for name, text in AWS_BATCH.items() if "ADDRESS" not in name})
-    assert main.main_address == "127.0.0.1"  # the main node itself
+    unset = {name: text for name, text in AWS_BATCH.items() if "ADDRESS" not in name}
+    assert detect({**unset, "AWS_BATCH_JOB_NODE_INDEX": "0"})[0].main_address == "127.0.0.1"  # the main node itself
+    with pytest.raises(
+        ConfigurationError, match="INDEX=9 is not the main node, but AWS_BATCH_.*ADDRESS, where it meet"
+    ):
+        detect(unset)[0].validate_address()  # at once
 
 
 @pytest.mark.parametrize(
@@ -164,6 +219,11 @@ def test_the_main_node_of_aws_batch_is_the_first_whatever_its_index() -> None:
             {"CLUSTER_SPEC": json.dumps({**SPEC, "task": {"type": "workerpool2", "index": 0}})},
             "is in 'workerpool2', but",
         ),
+        (
+            {"CLUSTER_SPEC": json.dumps({**SPEC, "task": {"type": "workerpool0", "index": 1}})},
+            "this is replica 1 of workerpool0, which has 1. Replicas are numbered from 0",
+        ),
+        ({"CLUSTER_SPEC": json.dumps({**SPEC, "task": {"type": "workerpool1", "index": "x"}})}, "replica 'x' of"),
         ({**DSTACK, "DSTACK_NODE_RANK": "2"}, "this machine is number 2 of 2. Machines are numbered from 0"),
         ({**AWS_BATCH, "AWS_BATCH_JOB_NODE_INDEX": "12"}, "this machine is number 12 of 2"),
         ({**AWS_BATCH, "AWS_BATCH_JOB_NODE_INDEX": "-1"}, "this machine is number -1 of 2"),

@@ -88,7 +88,12 @@ def test_each_worker_takes_the_first_device_that_ray_has_reserved_for_it(
             return shown
 
     variables = {**WORKER, "RANK": "0", "WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers)}
-    assert [device.index for device in planned(variables, accelerator=Shown()).devices] == numbers
+    for given in ({}, {"devices": workers}, {"devices": str(workers)}, {"devices": -1}):
+        assert [device.index for device in planned(variables, accelerator=Shown(), **given).devices] == numbers
+    with pytest.raises(
+        ConfigurationError, match=rf"devices={workers + 1}( means the dev|, but Ray Train runs {workers} )"
+    ):
+        planned(variables, accelerator=Shown(), devices=workers + 1)
 
 
 def test_another_number_of_devices_is_refused(worker: dict[str, str]) -> None:

@@ -229,6 +229,12 @@ class LosesTheEnd(Lines):
         self.lines.clear()
 
 
+class DropsEveryThird(Lines):
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        if step is None or step % 3 != 2:
+            super().log_metrics(metrics, step)
+
+
 class RefusesNaN(Lines):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         json.dumps(metrics, allow_nan=False)
@@ -577,6 +583,7 @@ DEFECTS: dict[type, tuple[str, type, str]] = {
     MakesItsFolderAtOnce: ("logger", Lines, "a_run_has_a_name_and_a_version"),
     RenamesItself: ("logger", Lines, "the_name_stays_the_same"),
     LosesTheEnd: ("logger", Lines, "what_was_logged_is_written"),
+    DropsEveryThird: ("logger", Lines, "what_was_logged_is_written"),
     RefusesNaN: ("logger", Lines, "any_number_can_be_logged"),
     KeepsTheDictionary: ("logger", Lines, "any_number_can_be_logged"),
     WantsJSON: ("logger", Lines, "hyperparameters_can_be_logged"),

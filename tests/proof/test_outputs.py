@@ -87,6 +87,14 @@ def test_paths_in_a_runs_own_folder_are_equal(folders: Any) -> None:
     assert compared(folders, "state.json", one, other).different == []
 
 
+def test_a_place_in_a_runs_own_folder_is_not_compared_in_a_checkpoint(folders: Any) -> None:
+    """A logger's folder, which has another number after a start without a checkpoint."""
+    one, other = ({"folder": f"{run}/logs/version_{number}", "best": 0.5} for number, run in enumerate(folders[:2]))
+    assert compared(folders, "last.pt", one, other) == Written([], set(), [])
+    found = compared(folders, "last.pt", {"folder": "logs/version_0"}, {"folder": "logs/version_1"})
+    assert found.different == ["last.pt: 'folder', logs/version_1 instead of logs/version_0"]
+
+
 def test_a_command_line_is_not_compared_and_a_list_of_numbers_is(folders: Any) -> None:
     for name, one, other, differs in (
         ("run.json", ["--out", "a"], ["--out", "a", "--resume", "b"], False),

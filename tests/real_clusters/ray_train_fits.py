@@ -259,6 +259,12 @@ def newest_step(folder: Path, workers: int) -> int:
     return max((each["step"] for each in found if each["world_size"] == workers), default=0)
 
 
+def first_step(folder: Path, workers: int) -> float:
+    """Return the step at which so many workers have last started; infinity: they have not."""
+    found = [each for each in events(folder) if each["event"] == "start" and each["world_size"] == workers]
+    return max((each["step"] for each in found), default=float("inf"))
+
+
 def case_elastic(folder: Path, cluster: Cluster) -> Any:
     """One to three workers: of three, one node with one of them is removed, and later comes back."""
     returned: list[Any] = []
@@ -273,7 +279,8 @@ def case_elastic(folder: Path, cluster: Cluster) -> Any:
     try:
         wait_for("steps of three workers", lambda: newest_step(folder, 3) > 8)
         cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
-        wait_for("steps of two workers", lambda: newest_step(folder, 2))
+        # four steps later they have saved, and about a second after that Ray knows it
+        wait_for("a checkpoint of two workers", lambda: newest_step(folder, 2) > first_step(folder, 2) + 6)
         before = newest_step(folder, 3)
         cluster.add_node(**SECOND)
         wait_for("later steps of three workers", lambda: newest_step(folder, 3) > before)

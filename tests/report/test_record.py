@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -229,3 +230,35 @@ def test_a_score_that_is_no_number_is_text_that_every_json_reader_accepts(fit: A
     text = (tmp_path / "run" / "run.json").read_text()
     found = json.loads(text, parse_constant=lambda name: pytest.fail(name))
     assert found["attempts"][0]["checkpoints"][0]["score"] == "inf"
+
+
+# ---- two fits at the same time ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the start of a process is not known")
+@pytest.mark.parametrize(
+    ("change", "is_told"),
+    [
+        ({}, True), ({"status": "finished"}, False), ({"environment": {"host": "another"}}, False),
+        ({"process": [0, 1]}, False), ({"process": None}, False),
+    ],
+    ids=["it runs", "it has ended", "on another machine", "its number is another process's now", "of an older version"],
+)  # fmt: skip
+def test_a_process_that_writes_into_the_same_folder_is_named(
+    fit: Any, tmp_path: Path, recwarn: pytest.WarningsRecorder, change: dict[str, Any], is_told: bool
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        fit()
+        path = tmp_path / "run" / "run.json"
+        found = run_file.load(path)
+        running = {**found["attempts"][0], "id": "other", "status": "running", "process": record._process(other.pid)}
+        if change.get("process"):
+            change = {"process": [other.pid, record._process(other.pid)[1] + change["process"][1]]}
+        found["attempts"] = [{**running, **change}]
+        path.write_text(json.dumps(found))
+        fit()
+        other.communicate(b"\n")
+    told = [str(each.message) for each in recwarn if "the same log folder" in str(each.message)]
+    assert len(told) == is_told
+    assert all(f"The process {other.pid} writes" in each and str(tmp_path / "run") in each for each in told)
+    assert len(attempts(tmp_path / "run")) == 2

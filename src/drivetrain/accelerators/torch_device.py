@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -131,6 +131,21 @@ def check_indices(given: Any, indices: Sequence[int], count: int, owner: str) ->
             f"devices={given!r} means the devices {list(indices)}, but {owner} has {count}, numbered from 0. "
             "Name each device once, or write devices=-1 for all. [DT1044]"
         )
+
+
+def as_auto(given: Any, accelerator: Accelerator, numbers_of: Callable[[int], list[int]]) -> Any:
+    """Return "auto" if ``given`` is the number of the processes that a cluster has started on this machine, or -1, and
+    the cluster gives them other devices than the first ones; otherwise ``given``.
+
+    Args:
+        given: ``devices`` as the user has written it.
+        accelerator: the kind of device.
+        numbers_of: returns the number of each process's device, from the count of devices that this machine shows.
+    """
+    if given == "auto" or not isinstance(given, (int, str)):
+        return given
+    numbers = numbers_of(shown := accelerator.auto_device_count())
+    return "auto" if numbers != list(range(shown)) and str(given) in ("-1", str(len(numbers))) else given
 
 
 def as_numbers(devices: Any) -> Any:

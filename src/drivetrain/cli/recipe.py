@@ -21,6 +21,7 @@ from drivetrain.cli.program import positive
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # pods are called <name>-<index>, in at most 63 characters
 _FOLDER = re.compile(r"/[^\s:,\"'$`\\#\x00-\x1f]+")  # also a part of dstack's "path:path"
 _WORD = re.compile(r"\w[\w./:@-]*")
+_GPU = re.compile(r"\w[\w.-]*")  # before the colon in SkyPilot's "H100:8"
 _TIME = re.compile(r"\d+(-\d+)?(:\d+){0,2}")
 _METADATA = Later("importlib.metadata")  # slow to import, and no help of a command needs it
 _APP = "/app"  # the program's folder in an image
@@ -44,7 +45,9 @@ def parser(prog: str) -> argparse.ArgumentParser:
     made.add_argument("--nodes", type=positive, default=1, help="machines (1)")
     made.add_argument("--devices", type=positive, default=1, help="GPUs, or with --cpu processes, of each machine (1)")
     made.add_argument("--cpu", action="store_true", help="machines without GPUs")
-    made.add_argument("--gpu", type=_matching(_WORD, "a word"), default="H100", help="sky: the kind of GPU (H100)")
+    made.add_argument(
+        "--gpu", type=_matching(_GPU, "a kind of GPU"), default="H100", help="sky: the kind of GPU (H100)"
+    )
     made.add_argument(
         "--name", type=_matching(_NAME, "a name of a-z, 0-9 and -"), default="train", help="the job's name (train)"
     )
@@ -137,9 +140,9 @@ def _top(given: argparse.Namespace, submit: str, trainer: str, *notes: str) -> l
     return [f"# {line}" for line in (*lines, *notes)]
 
 
-def _in_folder(given: argparse.Namespace, command: Sequence[str]) -> str:
+def _in_folder(given: argparse.Namespace, command: Sequence[str], run: str = "exec") -> str:
     """Return shell code that runs ``command`` in the shared folder, in place of the shell."""
-    return f"cd -- {shlex.quote(given.folder)} && exec {shlex.join(command)}"
+    return f"cd -- {shlex.quote(given.folder)} && {run} {shlex.join(command)}"
 
 
 def _slurm(given: argparse.Namespace) -> str:
@@ -275,6 +278,7 @@ def _k8s(given: argparse.Namespace) -> str:
     }  # fmt: skip
     pod = {
         "subdomain": name, "restartPolicy": "Never", "terminationGracePeriodSeconds": given.stop_timeout,
+        "shareProcessNamespace": True,  # as process 1, Python would ignore SIGTERM until its fit begins
         "automountServiceAccountToken": False, "containers": [container], "volumes": _volumes(given),
     }  # fmt: skip
     evicted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
@@ -304,7 +308,7 @@ def _trainjob(given: argparse.Namespace) -> str:
             "runtimeRef": {"name": "torch-distributed"},
             "trainer": {
                 "numNodes": given.nodes, "numProcPerNode": given.devices,
-                "command": _literal(["bash", "-c", _in_folder(given, launch)]),
+                "command": _literal(["bash", "-c", _in_folder(given, launch, "exec $(command -v tini)")]),
                 "resourcesPerNode": container.pop("resources"), **container,
             },
             "runtimePatches": [
@@ -312,7 +316,10 @@ def _trainjob(given: argparse.Namespace) -> str:
             ],
         },
     }  # fmt: skip
-    notes = ("It uses the runtime torch-distributed, which says how often pods are replaced.",)
+    notes = (
+        "It uses the runtime torch-distributed, which says how often pods are replaced.",
+        "Without tini in the image, a pod that waits for others ends only when the time for stopping is over.",
+    )
     processes = f"num_nodes={given.nodes}, devices={given.devices}"
     return _yaml(_top(given, "kubectl apply -f FILE", processes, *notes), job)
 

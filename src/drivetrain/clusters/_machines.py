@@ -7,8 +7,10 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, ClassVar
 
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import DEFAULT_PORT, ClusterEnvironment
 from drivetrain.clusters.local import LocalEnvironment
 from drivetrain.errors import ConfigurationError
@@ -34,13 +36,34 @@ class MachinesEnvironment(LocalEnvironment, ABC):
         environ: the environment variables; ``None``: the variables of this process.
     """
 
+    common_variables: ClassVar[tuple[str, ...]] = ()
+    """Those of ``variables`` of which one alone is also set where there is no such cluster."""
+
     address_timeout_s: float = 300.0
     """How long to wait until this machine can resolve the main address, because other machines may start later."""
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether the cluster has started the program on several machines."""
-        return all(environ.get(name) for name in cls.variables) and cls(dict(environ)).num_nodes() > 1
+        """Whether the cluster has started the program on several machines; warns if only a part of ``variables`` is
+        set.
+        """
+        there = [name for name in cls.variables if environ.get(name)]
+        if len(there) == len(cls.variables):
+            return cls(dict(environ)).num_nodes() > 1
+        if there and not (len(there) == 1 and there[0] in cls.common_variables) and "LOCAL_RANK" not in environ:
+            cls._warn_of_a_part(dict(environ), there)
+        return False
+
+    @classmethod
+    def _warn_of_a_part(cls, environ: dict[str, str], there: list[str]) -> None:
+        with suppress(ConfigurationError, KeyError):
+            if cls(environ).num_nodes() == 1:
+                return
+        missing = " and ".join(name for name in cls.variables if name not in there)
+        rank_zero_warn(
+            f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'} set, but not {missing}: {cls.__name__} is not "
+            f"used, and this machine does not meet the others. Set {missing} as the cluster does, or unset the rest."
+        )
 
     @abstractmethod
     def num_nodes(self) -> int:
@@ -86,6 +109,7 @@ class MachinesEnvironment(LocalEnvironment, ABC):
         Raises:
             ConfigurationError: it cannot after ``address_timeout_s``.
         """
+        _ = self.main_address  # variables that contradict each other are no reason to wait
         deadline = time.monotonic() + self.address_timeout_s
         while True:
             try:

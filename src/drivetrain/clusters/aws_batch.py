@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from drivetrain.clusters._machines import MachinesEnvironment
 from drivetrain.clusters.environment import DEFAULT_ADDRESS
+from drivetrain.errors import ConfigurationError
 
 
 class AWSBatchEnvironment(MachinesEnvironment):
@@ -26,7 +27,15 @@ class AWSBatchEnvironment(MachinesEnvironment):
 
     def _address_of_cluster(self) -> str:
         """The main node's address; on the main node, whose store listens on all interfaces, the loopback address."""
-        return self.environ.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS", DEFAULT_ADDRESS)
+        if address := self.environ.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"):
+            return address
+        if self.node_rank() == 0:
+            return DEFAULT_ADDRESS
+        raise ConfigurationError(
+            f"AWS_BATCH_JOB_NODE_INDEX={self.environ['AWS_BATCH_JOB_NODE_INDEX']} is not the main node, but "
+            "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS, where it meets the main node, is not set. Leave all "
+            "variables as AWS Batch sets them, or set MASTER_ADDR."
+        )
 
     def num_nodes(self) -> int:
         return self.number("AWS_BATCH_JOB_NUM_NODES")

@@ -21,6 +21,7 @@ class KubernetesEnvironment(MachinesEnvironment):
     detect_priority = 40
     evidence = "Kubernetes has set JOB_COMPLETION_INDEX, and the manifest DRIVETRAIN_JOB_NODES"
     variables: ClassVar = ("JOB_COMPLETION_INDEX", "DRIVETRAIN_JOB_NODES", "MASTER_ADDR")
+    common_variables: ClassVar = ("JOB_COMPLETION_INDEX", "MASTER_ADDR")
 
     def num_nodes(self) -> int:
         return self.number("DRIVETRAIN_JOB_NODES")

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import closing
 
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 
@@ -28,6 +29,12 @@ class LocalEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
+        if "RANK" in environ and environ.get("WORLD_SIZE", "1") != "1" and "LOCAL_RANK" not in environ:
+            rank_zero_warn(
+                f"RANK={environ['RANK']} and WORLD_SIZE={environ['WORLD_SIZE']} are set, but not LOCAL_RANK: each "
+                "process trains alone. Start the program with torchrun; or, with one process on each machine as in a "
+                "PyTorchJob of Kubeflow, pass Trainer(plugins=[KubeflowEnvironment()])."
+            )
         return True
 
     @property

@@ -37,16 +37,21 @@ class VertexEnvironment(MachinesEnvironment):
         """The index of this replica among those that train.
 
         Raises:
-            ConfigurationError: it is a parameter server or an evaluator.
+            ConfigurationError: it is a parameter server or an evaluator, or its pool has no such replica.
         """
         task = json_of(self.environ, "CLUSTER_SPEC")["task"]
-        pool, index = task.get("type"), int(task.get("index", 0))
+        pool, index = task.get("type"), task.get("index", 0)
         if pool not in _POOLS:
             raise ConfigurationError(
                 f"CLUSTER_SPEC says that this replica is in {pool!r}, but the replicas of workerpool0 and workerpool1 "
                 "train. Run another program in the other pools, or move their replicas to workerpool1."
             )
-        return index + (0 if pool == _POOLS[0] else self._size(_POOLS[0]))
+        if not str(index).isdecimal() or int(index) >= self._size(pool):
+            raise ConfigurationError(
+                f"CLUSTER_SPEC says that this is replica {index!r} of {pool}, which has {self._size(pool)}. Replicas "
+                "are numbered from 0: leave the variable as Vertex AI sets it, or unset it."
+            )
+        return int(index) + (0 if pool == _POOLS[0] else self._size(_POOLS[0]))
 
     def _size(self, pool: str) -> int:
         return len(json_of(self.environ, "CLUSTER_SPEC")["cluster"].get(pool, []))

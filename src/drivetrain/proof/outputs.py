@@ -133,7 +133,8 @@ def _rows(path: Path, run: Path) -> list[Row] | None:
         elif path.suffix == ".safetensors":
             rows = [checkpoint_safetensors.read(path)]
         elif is_container(path):
-            rows = [dict(leaves(read_objects(path, str(path), map_location="cpu")))]
+            entries = leaves(read_objects(path, str(path), map_location="cpu"))
+            rows = [{name: value for name, value in entries if not (isinstance(value, str) and str(run) in value)}]
         else:
             return None
     except (DrivetrainError, ValueError, OSError, csv.Error):

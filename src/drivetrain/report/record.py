@@ -16,6 +16,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,6 +104,7 @@ class _Record:
         self._folders: list[str] = []
         self._attempt: dict[str, Any] = {}
         self._diff = ""
+        self._told = False  # whether another process was named
         self._began_s = time.monotonic()
         self._carefully(lambda: self._describe(trainer, loggers, resumed_from))
         # A thread, because git takes about 20 ms.
@@ -118,6 +120,7 @@ class _Record:
             "began": time.time(),
             "launch": trainer._launch,
             "status": "running",
+            "process": _process(os.getpid()),
             "resumed_from": None if resumed_from is None else files.absolute(resumed_from),
             "first_step": trainer.global_step,
             "model": type(trainer.lightning_module).__qualname__,
@@ -167,10 +170,25 @@ class _Record:
             if digest := self._attempt.get("code", {}).get("diff"):
                 record["diffs"][digest] = self._diff
             earlier = [each for each in record["attempts"] if each.get("id") != self._attempt["id"]]
+            self._warn_of_others(earlier, folder)
             record["attempts"] = [*earlier, plain(_inside(self._attempt, folder))]
             if not files.is_remote(folder):
                 os.makedirs(folder, exist_ok=True)
             files.write(path, json.dumps(record, indent=1).encode())
+
+    def _warn_of_others(self, attempts: list[dict[str, Any]], folder: str) -> None:
+        """Warn once if another process of this machine still writes into ``folder``."""
+        for each in attempts:
+            process, host = each.get("process") or [0, 0], (each.get("environment") or {}).get("host")
+            if self._told or each.get("status") != "running" or host != self._attempt["environment"]["host"]:
+                continue
+            if process[0] != os.getpid() and process[1] and process == _process(process[0]):
+                self._told = True
+                rank_zero_warn(
+                    f"The process {process[0]} writes into the same log folder, {folder}: fits that run at the same "
+                    "time mix their logged values there. Run one after the other, or give each a default_root_dir of "
+                    "its own."
+                )
 
     def _carefully(self, act: Callable[[], None]) -> None:
         if self._error is None:
@@ -181,6 +199,16 @@ class _Record:
 
 
 _OPEN: weakref.WeakKeyDictionary[Trainer, _Record] = weakref.WeakKeyDictionary()
+
+
+def _process(pid: int) -> list[int]:
+    """Return ``pid`` and when that process has started, in ticks of the clock since the machine has; 0: it is not
+    known. Another process that gets the same number later has started later.
+    """
+    try:
+        return [pid, int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])]
+    except OSError:  # no such process, or another system than Linux
+        return [pid, 0]
 
 
 def _settings(settings: Settings) -> dict[str, str]:

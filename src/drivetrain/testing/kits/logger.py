@@ -67,7 +67,9 @@ def the_name_stays_the_same(part: Part) -> None:
 
 
 def what_was_logged_is_written(part: Part) -> None:
-    """After save() or finalize(), what was logged is in a file below save_dir, if the logger keeps files."""
+    """After save() or finalize(), what was logged is in a file below save_dir, if the logger keeps files; if these are
+    text, each step is.
+    """
     logger = _make(part)
     if not part.settings.get("keeps_files", logger.save_dir is not None):
         raise Skipped("it keeps no files of its own")
@@ -76,6 +78,13 @@ def what_was_logged_is_written(part: Part) -> None:
         logger.log_metrics({**_NUMBERS, "pi": math.pi}, len(before))
         end()
         is_true(_sizes(part.folder) != before, "no file below save_dir has grown")
+    rows = [1000.0625 + row for row in range(6)]
+    for step, row in enumerate(rows, 100):
+        logger.log_metrics({"row": row}, step)
+    logger.finalize("success")
+    text = b"".join(path.read_bytes() for path in part.folder.rglob("*") if path.is_file())
+    if found := [row for row in rows if str(row).encode() in text]:
+        same(found, rows, "values of six steps that are in the files")
 
 
 def any_number_can_be_logged(part: Part) -> None:
