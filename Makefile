@@ -136,6 +136,9 @@ notes: ## print the notes of a release, from CHANGELOG.md (VERSION=Unreleased; b
 bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other libraries (about three quarters of an hour)
 	@mkdir -p $(BENCH_RESULTS)
 	@$(BENCH_VENV)/bin/python benchmarks/step_overhead.py --json $(BENCH_RESULTS)/step_overhead.json
+	@$(BENCH_VENV)/bin/python benchmarks/step_overhead.py --model cnn --sources loader workers --rounds 5
+	@$(BENCH_VENV)/bin/python benchmarks/step_overhead.py --model gpt --sources loader workers --rounds 5
+	@$(BENCH_VENV)/bin/python benchmarks/step_overhead.py --model gpt --peak
 	@$(BENCH_VENV)/bin/python benchmarks/batched_fetch.py --json $(BENCH_RESULTS)/batched_fetch.json
 	@$(BENCH_VENV)/bin/python benchmarks/optimizer_kernels.py --json $(BENCH_RESULTS)/optimizer_kernels.json
 	@$(BENCH_VENV)/bin/python benchmarks/log_cost.py --json $(BENCH_RESULTS)/log_cost.json

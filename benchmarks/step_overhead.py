@@ -3,6 +3,9 @@
 The model is as small as is sensible, Linear(16, 32), ReLU, Linear(32, 1) with a mean squared error and SGD on batches
 of 8, on one thread: nearly everything that is measured is overhead. It is measured twice: on batches from a DataLoader
 over a TensorDataset, as programs have it, and on batches that lie ready in a list, which leaves the loop alone.
+``--model cnn`` and ``--model gpt`` take a small network for images of digits and a small GPT instead, whose steps take
+milliseconds; ``--sources workers`` takes batches from two worker processes. "First step" is the time from the call that
+begins training to the end of its first step; ``--peak`` measures the peak of memory instead, in a process each.
 
 How the time is taken. Each contestant's step function begins with the same two lines, which count steps and read the
 clock at a few of them (see ``Stopwatch``). Between two readings lies a whole number of complete steps, with everything
@@ -22,7 +25,9 @@ import io
 import itertools
 import logging
 import os
+import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,20 +38,92 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
+import psutil
 import torch
 from report import print_table, versions, write_json
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-BATCH_SIZE = 8
-WARM_UP = 100  # steps before the first reading
-SEGMENT = 250  # steps between two readings; a multiple of log_every_n_steps=50, so that each holds its share of flushes
 SEGMENTS = 4
-COUNTED = 200  # steps over which calls are counted; a multiple of 50 as well
+COUNTED = 200  # steps over which calls are counted; a multiple of log_every_n_steps=50
 NAMES = [f"metric_{index}" for index in range(10)]
 
 Batch = tuple[Tensor, Tensor]
+
+
+class Gpt(nn.Module):
+    """Two blocks of width 64; the scores of 65 symbols at 32 positions, as ``cross_entropy`` wants them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.symbols, self.positions = nn.Embedding(65, 64), nn.Embedding(32, 64)
+        block = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True, norm_first=True)
+        self.blocks = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
+        self.scores = nn.Linear(64, 65)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.symbols(x) + self.positions.weight
+        return self.scores(self.blocks(hidden, mask=self.mask, is_causal=True)).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step does.
+
+    Attributes:
+        network: makes the model.
+        optimizer: makes the optimizer of its parameters.
+        loss: of the model's output and the second tensor of a batch.
+        sample: makes n samples.
+        batch_size: samples of a batch.
+        segment: steps between two readings; for the smallest model a multiple of log_every_n_steps=50, so that each
+            segment holds its share of flushes.
+        warm_up: steps before the first reading.
+    """
+
+    network: Callable[[], nn.Module]
+    optimizer: Callable[..., torch.optim.Optimizer]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    sample: Callable[[int, torch.Generator], Batch]
+    batch_size: int
+    segment: int
+    warm_up: int
+
+
+WORKS = {
+    "mlp": Work(
+        lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        F.mse_loss,
+        lambda n, generator: (torch.randn(n, 16, generator=generator), torch.randn(n, 1, generator=generator)),
+        batch_size=8, segment=250, warm_up=100,
+    ),
+    "cnn": Work(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(512, 10),
+        ),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.001),
+        F.cross_entropy,
+        lambda n, generator: (
+            torch.rand(n, 1, 8, 8, generator=generator), torch.randint(10, (n,), generator=generator)
+        ),
+        batch_size=64, segment=50, warm_up=50,
+    ),
+    "gpt": Work(
+        Gpt,
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.001),
+        F.cross_entropy,
+        lambda n, generator: (
+            torch.randint(65, (n, 32), generator=generator), torch.randint(65, (n, 32), generator=generator)
+        ),
+        batch_size=8, segment=50, warm_up=50,
+    ),
+}  # fmt: skip
+work = WORKS["mlp"]
+loss_of: Callable[[Tensor, Tensor], Tensor] = work.loss
 
 
 class Stopwatch:
@@ -62,6 +139,7 @@ class Stopwatch:
         self.batches = make_batches(source, self.num_batches)
         self.counting = counting
         self.readings: list[float] = []  # seconds
+        self.began = time.perf_counter()
         self.python_calls = 0
         self.builtin_calls = 0
 
@@ -85,11 +163,11 @@ class Stopwatch:
 
 def make_model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+    return work.network()
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.01)
+    return work.optimizer(model.parameters())
 
 
 class ReadyBatches:
@@ -106,12 +184,10 @@ class ReadyBatches:
 
 
 def make_batches(source: str, num_batches: int) -> Iterable[Batch]:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(num_batches * BATCH_SIZE, 16, generator=generator)
-    y = torch.randn(num_batches * BATCH_SIZE, 1, generator=generator)
-    if source == "loader":
-        return DataLoader(TensorDataset(x, y), BATCH_SIZE)
-    return ReadyBatches(list(zip(x.split(BATCH_SIZE), y.split(BATCH_SIZE), strict=True)))
+    x, y = work.sample(num_batches * work.batch_size, torch.Generator().manual_seed(0))
+    if source == "list":
+        return ReadyBatches(list(zip(x.split(work.batch_size), y.split(work.batch_size), strict=True)))
+    return DataLoader(TensorDataset(x, y), work.batch_size, num_workers=2 if source == "workers" else 0)
 
 
 # ---- contestants: each trains for watch.num_batches steps ------------------------------------------------------------
@@ -124,7 +200,7 @@ def hand_written(watch: Stopwatch) -> None:
         watch.step += 1
         if watch.step in watch.marks:
             watch.mark()
-        loss = F.mse_loss(model(x), y)
+        loss = loss_of(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -143,7 +219,7 @@ def hand_written_method(watch: Stopwatch) -> None:
             if watch.step in watch.marks:
                 watch.mark()
             x, y = batch
-            return F.mse_loss(self.net(x), y)
+            return loss_of(self.net(x), y)
 
     module = Module()
     optimizer = make_optimizer(module)
@@ -171,14 +247,14 @@ def make_lightning_module(base: type, watch: Stopwatch, num_logged: int, on_bar:
         if watch.step in watch.marks:
             watch.mark()
         x, y = batch
-        return F.mse_loss(self.net(x), y)
+        return loss_of(self.net(x), y)
 
     def step_with_log(self: Any, batch: Batch, batch_idx: int) -> Tensor:
         watch.step += 1
         if watch.step in watch.marks:
             watch.mark()
         x, y = batch
-        loss = F.mse_loss(self.net(x), y)
+        loss = loss_of(self.net(x), y)
         self.log("loss", loss, prog_bar=on_bar)
         return loss
 
@@ -187,7 +263,7 @@ def make_lightning_module(base: type, watch: Stopwatch, num_logged: int, on_bar:
         if watch.step in watch.marks:
             watch.mark()
         x, y = batch
-        loss = F.mse_loss(self.net(x), y)
+        loss = loss_of(self.net(x), y)
         self.log_dict(dict.fromkeys(NAMES, loss))
         return loss
 
@@ -225,7 +301,7 @@ def engine(watch: Stopwatch) -> None:
         watch.step += 1
         if watch.step in watch.marks:
             watch.mark()
-        loss = F.mse_loss(model(x), y)
+        loss = loss_of(model(x), y)
         optimizer.zero_grad()
         engine.backward(loss)
         optimizer.step()
@@ -266,7 +342,7 @@ def fabric(watch: Stopwatch) -> None:
         watch.step += 1
         if watch.step in watch.marks:
             watch.mark()
-        loss = F.mse_loss(model(x), y)
+        loss = loss_of(model(x), y)
         optimizer.zero_grad()
         fabric.backward(loss)
         optimizer.step()
@@ -282,7 +358,7 @@ def accelerate(watch: Stopwatch) -> None:
         watch.step += 1
         if watch.step in watch.marks:
             watch.mark()
-        loss = F.mse_loss(model(x), y)
+        loss = loss_of(model(x), y)
         optimizer.zero_grad()
         accelerator.backward(loss)
         optimizer.step()
@@ -299,7 +375,7 @@ def ignite(watch: Stopwatch) -> None:
         if watch.step in watch.marks:
             watch.mark()
         x, y = batch
-        loss = F.mse_loss(model(x), y)
+        loss = loss_of(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -324,7 +400,7 @@ def torchtnt_train_unit(watch: Stopwatch) -> None:
             if watch.step in watch.marks:
                 watch.mark()
             x, y = data
-            loss = F.mse_loss(self.net(x), y)
+            loss = loss_of(self.net(x), y)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
@@ -344,7 +420,7 @@ def torchtnt_auto_unit(watch: Stopwatch) -> None:
                 watch.mark()
             x, y = data
             outputs = self.module(x)
-            return F.mse_loss(outputs, y), outputs
+            return loss_of(outputs, y), outputs
 
         def configure_optimizers_and_lr_scheduler(self, module: nn.Module) -> tuple[torch.optim.Optimizer, None]:
             return make_optimizer(module), None
@@ -362,7 +438,7 @@ class Contestant:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
-SOURCES = {"loader": "from a DataLoader", "list": "from a list"}
+SOURCES = {"loader": "from a DataLoader", "list": "from a list", "workers": "from two workers of a DataLoader"}
 BASELINE = "hand-written loop"
 
 CONTESTANTS = [
@@ -415,21 +491,23 @@ def terminal() -> Iterator[None]:
         yield
 
 
-def time_steps(contestant: Contestant, source: str) -> list[float]:
-    """Microseconds per step, one number per segment of one fit."""
-    watch = Stopwatch(source, [WARM_UP + 1 + SEGMENT * segment for segment in range(SEGMENTS + 1)])
+def time_steps(contestant: Contestant, source: str) -> tuple[list[float], float]:
+    """Microseconds per step, one number per segment of one fit, and milliseconds to the end of its first step."""
+    watch = Stopwatch(source, [2, *(work.warm_up + 1 + work.segment * segment for segment in range(SEGMENTS + 1))])
     gc.collect()
+    watch.began = time.perf_counter()
     with terminal():
         contestant.train(watch, **contestant.arguments)
-    readings = watch.readings
+    second, *readings = watch.readings
     if len(readings) != SEGMENTS + 1:
         raise RuntimeError(f"{contestant.name} made {watch.step} steps instead of {watch.num_batches}")
-    return [(end - begin) / SEGMENT * 1e6 for begin, end in itertools.pairwise(readings)]
+    first_ms = (second - watch.began) * 1e3
+    return [(end - begin) / work.segment * 1e6 for begin, end in itertools.pairwise(readings)], first_ms
 
 
 def count_calls(contestant: Contestant, source: str) -> tuple[float, float]:
     """Python-function calls and builtin calls per step, in the training thread."""
-    watch = Stopwatch(source, [WARM_UP + 1, WARM_UP + COUNTED + 1], counting=True)
+    watch = Stopwatch(source, [work.warm_up + 1, work.warm_up + COUNTED + 1], counting=True)
     with terminal():
         contestant.train(watch, **contestant.arguments)
     return watch.python_calls / COUNTED, watch.builtin_calls / COUNTED
@@ -450,9 +528,12 @@ def measure(contestants: list[Contestant], source: str, rounds: int) -> list[dic
     gc.collect()
     gc.freeze()
     times: dict[str, list[list[float]]] = {contestant.name: [] for contestant in contestants}
+    firsts: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     for number in range(rounds):
         for contestant in contestants:
-            times[contestant.name].append(time_steps(contestant, source))
+            segments, first = time_steps(contestant, source)
+            times[contestant.name].append(segments)
+            firsts[contestant.name].append(first)
         print(f"\r{source}: round {number + 1} of {rounds}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
 
@@ -467,7 +548,9 @@ def measure(contestants: list[Contestant], source: str, rounds: int) -> list[dic
                 "median_us": statistics.median(segments),
                 "min_us": min(segments),
                 "over_us": statistics.median(own - plain for own, plain in zip(medians, base, strict=True)),
-                "ratio": statistics.median(own / plain for own, plain in zip(medians, base, strict=True)),
+                "ratio": statistics.median(ratios := [own / plain for own, plain in zip(medians, base, strict=True)]),
+                "quartiles": statistics.quantiles(ratios, n=4) if rounds > 1 else ratios * 3,
+                "first_step_ms": statistics.median(firsts[name]),
                 "python_calls": counts[name][0],
                 "builtin_calls": counts[name][1],
                 "segments_us": by_round,
@@ -476,11 +559,31 @@ def measure(contestants: list[Contestant], source: str, rounds: int) -> list[dic
     return rows
 
 
+def peak_memory(contestant: Contestant, source: str) -> None:
+    """Train once in this process and print the peak of its memory."""
+    before = psutil.Process().memory_info().rss
+    watch = Stopwatch(source, [1, work.warm_up + 1])
+    with terminal():
+        contestant.train(watch, **contestant.arguments)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(f"{contestant.name}: peak {peak / 2**20:.0f} MiB, of which {before / 2**20:.0f} MiB before training")
+
+
 def show(rows: list[dict[str, Any]]) -> None:
     base = next(row for row in rows if row["name"] == BASELINE)
     both = base["python_calls"] + base["builtin_calls"]
     print_table(
-        ["", "us per step", "fastest", "over plain", "ratio", "Python calls", "with builtins"],
+        [
+            "",
+            "us per step",
+            "fastest",
+            "over plain",
+            "ratio",
+            "quartiles",
+            "first step",
+            "Python calls",
+            "with builtins",
+        ],
         [
             [
                 row["name"],
@@ -488,6 +591,8 @@ def show(rows: list[dict[str, Any]]) -> None:
                 f"{row['min_us']:.1f}",
                 f"{row['over_us']:+.1f}",
                 f"{row['ratio']:.2f}",
+                f"{row['quartiles'][0]:.2f} to {row['quartiles'][2]:.2f}",
+                f"{row['first_step_ms']:.1f} ms",
                 f"{row['python_calls']:.1f} ({row['python_calls'] / base['python_calls'] - 1:+.0%})",
                 f"{(total := row['python_calls'] + row['builtin_calls']):.1f} ({total / both - 1:+.0%})",
             ]
@@ -500,8 +605,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--only", help="packages to measure beside the hand-written loop, separated by commas")
+    parser.add_argument("--model", choices=WORKS, default="mlp")
+    parser.add_argument("--sources", nargs="+", choices=SOURCES, default=["loader", "list"])
+    parser.add_argument("--rows", help="only rows of these names, separated by commas, and the hand-written loop")
+    parser.add_argument("--peak", action="store_true", help="measure the peak of memory, in a process for each row")
+    parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", help="write the results, all segments included, to this file")
     arguments = parser.parse_args()
+    global work, loss_of
+    work = WORKS[arguments.model]
+    loss_of = work.loss
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -515,13 +628,28 @@ def main() -> None:
         print(f"Not installed, so not measured: {', '.join(missing)}", file=sys.stderr)
     contestants = [c for c in CONTESTANTS if c.package is None or c.package in packages.difference(missing)]
 
+    if arguments.rows is not None:
+        kept = arguments.rows.split(",")
+        contestants = [c for c in contestants if c.name == BASELINE or c.name in kept]
+    if arguments.in_this_process:
+        peak_memory(contestants[-1], arguments.sources[0])
+        return
+    if arguments.peak:
+        for each in contestants:
+            options = ["--model", arguments.model, "--sources", arguments.sources[0], "--in-this-process"]
+            subprocess.run([sys.executable, __file__, *options, "--rows", each.name], check=False)
+        return
+
     results = {}
-    for source, title in SOURCES.items():
+    for source in arguments.sources:
         results[source] = measure(contestants, source, arguments.rounds)
-        print(f"\nBatches {title}, median of {arguments.rounds} rounds:\n")
+        print(f"\nModel {arguments.model}, batches {SOURCES[source]}, median of {arguments.rounds} rounds:\n")
         show(results[source])
     if arguments.json:
-        settings = {"batch_size": BATCH_SIZE, "segment_steps": SEGMENT, "rounds": arguments.rounds, "threads": 1}
+        settings = {
+            "model": arguments.model, "batch_size": work.batch_size, "segment_steps": work.segment,
+            "rounds": arguments.rounds, "threads": 1,
+        }  # fmt: skip
         write_json(arguments.json, {"versions": versions(), "settings": settings, "missing": missing, "rows": results})
 
 
