@@ -30,7 +30,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def rows(folder: Path, run_id: str) -> list[list[dict[str, Any]]]:
     """What a run logged, one list for each time it was begun."""
     found = []
-    for path in sorted(folder.glob(f"wandb/offline-run-*-{run_id}/*.wandb"), key=lambda path: path.stat().st_mtime_ns):
+    for path in sorted(folder.glob(f"wandb/offline-run-*-{run_id}/*.wandb")):  # its process may write for a while
         one, until = [], time.monotonic() + 60
         while not (end := written(path)[-1:]) or end[0].WhichOneof("record_type") != "exit":
             assert time.monotonic() < until, "wandb's process has not ended the file"
