@@ -581,3 +581,20 @@ def test_a_checkpoint_before_the_first_row_takes_all_later_rows_back_but_not_tho
         again.log_metrics({"loss": 4.0}, step=1)
         again.finalize("success")
         assert [row["loss"] for row in table(again)][:2] == ["1.0", "3.0"]
+
+
+def test_a_row_that_was_taken_back_is_logged_again_with_the_same_values(tmp_path: Path) -> None:
+    """The second run starts from the beginning and logs the values of the first once more; the third resumes from the second."""
+    for number in range(2):
+        logger = CSVLogger(tmp_path, version="run")
+        logger.save()
+        logger.log_metrics({"loss": 0.5}, step=0)
+        state = logger.state_dict()
+        if number:
+            logger.log_metrics({"loss": 0.25}, step=1)
+        logger.finalize("failed")
+    resumed = CSVLogger(tmp_path, version="run")
+    resumed.load_state_dict(state)
+    resumed.log_metrics({"loss": 0.25}, step=1)
+    resumed.finalize("success")
+    assert [(row["step"], row["loss"]) for row in table(resumed)] == [("0", "0.5"), ("1", "0.25")]

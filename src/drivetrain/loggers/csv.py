@@ -224,6 +224,7 @@ class CSVLogger(FolderLogger):
             lines = [_encode([[last.get(name, "") for name in columns]])] if last else []
             files.write(table, before + b"".join(lines))
             self._rows, self._rows_before, self._left = [last] if last else [], rows, _identity(table)
+            self._found = _row(columns, _encode(texts[rows - 1 : rows]))
             self._written(lines, len(before))
 
     def _continue_changed_table(self, deleted: bool) -> None:
