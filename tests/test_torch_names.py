@@ -107,7 +107,10 @@ ATTRIBUTES = {
 
 NOT_IN_ALL = {
     "torch._C._distributed_c10d._dump_nccl_trace_json",  # only in builds with NCCL
+    "torch.distributed.device_mesh.DeviceMesh._concatenate",  # not in torch 2.9
     "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._fsdp_param_groups",  # from torch 2.12 on
+    "torch.distributed.pipelining.stage.PipelineStage._warmup_backward_result",  # not in torch 2.9, whose stages
+    "torch.distributed.pipelining.stage.PipelineStage._warmup_forward_vote",  # do not vote
 }
 """Names that drivetrain uses only where they are there."""
 
