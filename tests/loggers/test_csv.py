@@ -584,7 +584,7 @@ def test_a_checkpoint_before_the_first_row_takes_all_later_rows_back_but_not_tho
 
 
 def test_a_row_that_was_taken_back_is_logged_again_with_the_same_values(tmp_path: Path) -> None:
-    """The second run starts from the beginning and logs the values of the first once more; the third resumes from the second."""
+    """The second run starts from the beginning, with the values of the first; the third resumes from the second."""
     for number in range(2):
         logger = CSVLogger(tmp_path, version="run")
         logger.save()
