@@ -275,7 +275,7 @@ TOGETHER = 5  # programs in one job
 @pytest.mark.skipif(not LONG, reason="takes minutes; make test-faults runs it")
 @pytest.mark.parametrize("name", list(STRATEGIES))
 def test_random_programs_train_as_in_one_process(pool: Any, name: str, seed: int, tmp_path: Path) -> None:
-    processes = STRATEGIES[name][1]
+    processes, compared = STRATEGIES[name][1], 0
     last = seed + PROGRAMS
     for first in range(seed, last, TOGETHER):
         seeds = range(first, min(last, first + TOGETHER))
@@ -287,6 +287,10 @@ def test_random_programs_train_as_in_one_process(pool: Any, name: str, seed: int
             drawn = draw(each, name)
             train(drawn, "", tmp_path / "alone.ckpt")
             files = [TorchCheckpointIO().load_checkpoint(tmp_path / f"{file}.ckpt") for file in (each, "alone")]
+            if not all(weight.abs().max() < 1e3 for weight in files[1]["state_dict"].values() if weight.numel()):
+                continue  # training diverges, which amplifies differences of rounding without bound
+            compared += 1
             # a rank that trains by itself has momentum of its own
             found = differences(*files, *([WEIGHTS] if name == "model averaging" else []))
             assert not found, f"program {each} of {name} differs: {found[:5]}\n{drawn}"
+    assert compared > PROGRAMS / 2
