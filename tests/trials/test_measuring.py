@@ -59,7 +59,9 @@ def test_nothing_is_measured_if_no_change_applies(tmp_path: Path, monkeypatch: p
         trials.run(Result(), 3, ["pin_memory"])
 
 
-def trials_of(speeds: dict[str, list[float]], tmp_path: Path) -> tuple[Trials, list[str]]:
+def trials_of(
+    speeds: dict[str, list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Trials, list[str]]:
     """Trials of cures with these speeds, one after the other; and what they print."""
     said: list[str] = []
     trials, left = (
@@ -73,18 +75,20 @@ def trials_of(speeds: dict[str, list[float]], tmp_path: Path) -> tuple[Trials, l
             return {"cures": cures, "steps": 70}, 6.0
         return {"samples_per_s": left[where.partition(": ")[2]].pop(0)}, 6.0
 
-    trials._trial = trial  # type: ignore[method-assign]
+    monkeypatch.setattr(trials, "_trial", trial)
     return trials, said
 
 
-def test_a_change_is_not_tried_again_when_it_cannot_help_any_more(tmp_path: Path) -> None:
+def test_a_change_is_not_tried_again_when_it_cannot_help_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     speeds = {
         "unchanged": [100.0, 101.0, 99.0],
         "helps": [300.0, 310.0, 305.0],
         "slower": [90.0],
         "once": [200.0, 100.0],
     }
-    trials, said = trials_of(speeds, tmp_path)
+    trials, said = trials_of(speeds, tmp_path, monkeypatch)
     result = Result()
     trials.run(result, 3)
     assert [each.samples_per_s for each in result.cures] == [*speeds.values()][1:]
@@ -93,8 +97,9 @@ def test_a_change_is_not_tried_again_when_it_cannot_help_any_more(tmp_path: Path
     assert said[0].startswith("3 changes to try: helps, slower, once. At most 12 trials: 1.2 minutes if each takes 6 s")
 
 
-def test_the_rounds_end_when_nothing_can_help_any_more(tmp_path: Path) -> None:
-    trials, _ = trials_of({"unchanged": [100.0, 101.0], "slower": [90.0], "once": [200.0, 100.0]}, tmp_path)
+def test_the_rounds_end_when_nothing_can_help_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = {"unchanged": [100.0, 101.0], "slower": [90.0], "once": [200.0, 100.0]}
+    trials, _ = trials_of(speeds, tmp_path, monkeypatch)
     result = Result()
     trials.run(result, 3)
     assert (len(result.samples_per_s), result.helpful()) == (2, [])

@@ -90,7 +90,7 @@ class Calls(NamedTuple):
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradients of ``loss``."""
         if args or kwargs:
-            Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
+            Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]  # torch gives it no types
         else:
             self.train(loss, False, False)
 
@@ -291,7 +291,7 @@ def _direct(
                 or engine.backward is not _AUTOGRAD_BACKWARD
                 or Tensor.backward is not _BACKWARD
             ):
-                Tensor.backward(loss)  # type: ignore[no-untyped-call]
+                Tensor.backward(loss)  # type: ignore[no-untyped-call]  # torch gives it no types
             else:
                 if type(node) not in roots or not loss.is_cpu or one._version or loss._backward_hooks is not None:
                     one = torch.ones_like(loss, memory_format=torch.preserve_format)
@@ -357,7 +357,7 @@ def _train_toy(kind: type[Optimizer], is_direct: bool) -> list[Tensor]:
         if clears:
             optimizer.zero_grad()
         if loss is not None:
-            Tensor.backward(loss)  # type: ignore[no-untyped-call]
+            Tensor.backward(loss)  # type: ignore[no-untyped-call]  # torch gives it no types
         if steps:
             optimizer.step()
 
