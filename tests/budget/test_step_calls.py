@@ -6,12 +6,16 @@ calls makes as many and what the Trainer adds. Both are counted.
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from drivetrain import Callback
+from drivetrain import Callback, LightningModule
 from drivetrain.callbacks import GoodputMonitor, OnExceptionCheckpoint
 from drivetrain.loggers import CSVLogger
 from drivetrain.loops.direct import SWITCH
@@ -44,6 +48,29 @@ def test_a_step_makes_at_most_60_python_calls(bare: Any) -> None:
 
 def test_a_step_makes_at_most_7_own_calls(bare: Any) -> None:
     assert 5 <= bare.own <= 7
+
+
+@pytest.mark.parametrize("name", ["weight", "running", "layer"])
+def test_a_layer_is_found_in_one_call_and_no_more_bytecodes_than_in_torch(name: str) -> None:
+    def cost_in(cls: type) -> tuple[int, int]:
+        module, seen = cls(), Counter[str]()
+        module.weight, module.layer = nn.Parameter(torch.ones(1)), nn.ReLU()
+        module.register_buffer("running", torch.ones(1))
+
+        def count(frame: Any, event: str, argument: Any) -> Any:
+            frame.f_trace_opcodes = True
+            seen[event] += 1
+            return count
+
+        before = sys.gettrace()
+        sys.settrace(count)
+        getattr(module, name)
+        sys.settrace(before)
+        return seen["call"], seen["opcode"]
+
+    calls, bytecodes = cost_in(LightningModule)
+    assert calls == 1
+    assert 10 <= bytecodes <= cost_in(nn.Module)[1]
 
 
 def test_a_step_makes_fewer_calls_of_any_kind_than_the_hand_written_loop(by_hand: Any, bare: Any) -> None:

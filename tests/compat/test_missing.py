@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import drivetrain
-from drivetrain.compat.missing import ARGUMENTS, ENGINE, MISSING
+from drivetrain.compat.missing import ARGUMENTS, ENGINE, MISSING, MODULE, TRAINER
 from drivetrain.settings import Settings
 
 ORIGINAL = json.loads((Path(__file__).parent / "public_names.json").read_text(encoding="utf-8"))
@@ -94,6 +94,20 @@ def test_what_other_libraries_call_it_is_answered_with_the_name_that_the_engine_
     instead = re.findall(r"engine\.(\w+)", str(caught.value))
     assert instead
     assert [each for each in instead if not hasattr(drivetrain.Engine, each)] == []
+
+
+@pytest.mark.parametrize(("cls", "table"), [(drivetrain.LightningModule, MODULE), (drivetrain.Trainer, TRAINER)])
+def test_names_that_newcomers_try_are_answered_with_what_to_write(cls: type, table: dict[str, str]) -> None:
+    made = drivetrain.LightningModule() if cls is drivetrain.LightningModule else drivetrain.Trainer(logger=False)
+    owners = {"trainer": drivetrain.Trainer, "self": drivetrain.LightningModule}
+    for name, cure in table.items():
+        assert not hasattr(made, name)
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'. {re.escape(cure)}"):
+            getattr(made, name)
+        for owner, instead in re.findall(r"\b(trainer|self)\.(\w+)", cure.replace("trainer.strategy", "")):
+            assert hasattr(owners[owner], instead), cure
+    with pytest.raises(AttributeError, match=f"'{cls.__name__}' object has no attribute 'nothing'$"):
+        getattr(made, "nothing")  # noqa: B009  # a type checker knows that it has none
 
 
 def test_any_other_name_and_a_property_that_fails_have_the_words_of_python() -> None:

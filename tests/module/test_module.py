@@ -25,6 +25,41 @@ def test_freezing_turns_off_gradients_and_goes_into_evaluation_mode_and_back(reg
     assert all(m.training for m in module.modules())
 
 
+class Named(LightningModule):
+    """Has layers, a parameter and a buffer with names for which other modules have a message."""
+
+    def __init__(self, width: int = 2) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.fit = nn.Linear(width, width)
+        self.score = nn.Parameter(torch.ones(width))
+        self.register_buffer("history", torch.ones(width))
+        self.load = "a value"
+
+    def predict(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fit(x) * self.score + self.history
+
+
+def test_names_with_a_message_are_free_for_layers_values_and_methods() -> None:
+    module = Named()
+    assert type(module.fit) is nn.Linear
+    assert (module.load, sorted(module.state_dict())) == ("a value", ["fit.bias", "fit.weight", "history", "score"])
+    x, whole = torch.ones(3, 2), pickle.loads(pickle.dumps(module))
+    for each in (whole.predict, torch.compile(module.predict, backend="eager", fullgraph=True)):
+        assert torch.equal(each(x), module.predict(x))
+    assert not hasattr(module, "evaluate")
+    del module.fit, module.score
+    with pytest.raises(AttributeError, match=r"'Named' object has no attribute 'fit'\. The Trainer trains it"):
+        _ = module.fit
+
+
+def test_an_argument_that_save_hyperparameters_keeps_is_found_there() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'width'\. save_hyper.* write self\.hparams\.width\.$"):
+        _ = Named().width
+    with pytest.raises(AttributeError, match="'Plain' object has no attribute 'width'$"):
+        _ = Plain().width
+
+
 class PickledByLightning:
     """Pickles as ``module`` would have been pickled there: the attributes that are properties have private names."""
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from drivetrain.base.compat_door import names_elsewhere
 from drivetrain.base.compiled import context_of, own_names
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.torch_private import COMPILED_CALL, STORES
+from drivetrain.base.torch_private import BUFFERS, COMPILED_CALL, MODULES, PARAMETERS, STORES
 from drivetrain.engine.ranks import gathered
 from drivetrain.engine.wrappers import unwrapped
 from drivetrain.errors import ConfigurationError, LoggingError, UnloggableError, described
@@ -77,6 +78,26 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         self.__dict__["_trainer"] = None
         self.__dict__["_book"] = None
         self.__dict__["_toggles"] = []
+
+    if not TYPE_CHECKING:  # a type checker reads torch's
+
+        def __getattr__(self, name):
+            own = self.__dict__  # the lookup is torch's, and not a call of it: each use of a layer comes through here
+            try:
+                if name in (found := own[PARAMETERS]):
+                    return found[name]
+                if name in (found := own[BUFFERS]):
+                    return found[name]
+                if name in (found := own[MODULES]):
+                    return found[name]
+            except KeyError:  # the object was made without __new__, as pickles of Lightning's modules are
+                return super().__getattr__(name)
+            cure = names_elsewhere().MODULE.get(name)
+            if name in own.get("_hparams", ()):
+                cure = f"save_hyperparameters() keeps it in self.hparams: write self.hparams.{name}."
+            if cure is None:
+                return super().__getattr__(name)  # raises
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}. {cure}")
 
     _trainer: Any
     _book: Logbook | None

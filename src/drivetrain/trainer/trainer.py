@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.base.compat_door import translated
+from drivetrain.base.compat_door import names_elsewhere, translated
 from drivetrain.base.compiled import compiled_in_place, context_of
 from drivetrain.base.files import spelled
 from drivetrain.base.introspect import is_own_class, overrides
@@ -109,6 +109,7 @@ class Trainer(TrainerView):
     """
 
     _optimizers_made = False
+    _resumed_by = 'trainer.fit(model, ckpt_path="last")'
     datamodule: LightningDataModule | None = None
 
     @_completed
@@ -465,6 +466,13 @@ class Trainer(TrainerView):
             return Trainer.run_job(self, again)
         self.progress.end_run()
         return results
+
+    if not TYPE_CHECKING:  # for a type checker, __getattr__ would make every attribute valid
+
+        def __getattr__(self, name):
+            if (cure := names_elsewhere().TRAINER.get(name)) is not None:
+                raise MissingAttributeError(f"A Trainer has no attribute {name!r}. {cure}")
+            return object.__getattribute__(self, name)  # raises again, with Python's or the property's own message
 
     def __setattr__(self, name: str, value: Any) -> None:
         # After the constructor, a new attribute may be a misspelt name; the loops set none in a step.
