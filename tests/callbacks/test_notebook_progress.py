@@ -56,9 +56,9 @@ def test_an_epoch_in_one_output_that_is_updated(outputs: Outputs) -> None:
     (states,) = outputs.html
     assert titles(states[-1]) == ["Epoch 2/3"]
     assert '<progress value="6" max="20"' in states[-1]
-    for text in ("6/20 batches", "3.2 it/s", "5s left, fit 40s left", "loss=0.25"):
+    for text in ("6/20 batches", "3.2 it/s", "left: epoch 5s, fit 40s", "loss=0.25"):
         assert f"<span>{text}</span>" in states[-1]
-    assert outputs.texts[-1] == "Epoch 2/3: 6/20 batches, 3.2 it/s, 5s left, fit 40s left, loss=0.25"
+    assert outputs.texts[-1] == "Epoch 2/3: 6/20 batches, 3.2 it/s, left: epoch 5s, fit 40s, loss=0.25"
 
 
 def test_names_are_escaped_and_each_metric_may_wrap(outputs: Outputs) -> None:

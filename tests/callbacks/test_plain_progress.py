@@ -34,7 +34,7 @@ def test_a_line_in_between_can_be_read_alone(capsys: pytest.CaptureFixture[str])
     more = {"step": 1013, "left_s": 15.0, "fit_left_s": 14520.0, "waiting": 0.4}
     PlainProgressBar(interval_s=0).draw(Snapshot("train", 2, 10, 213, 400, 12.34, {"loss": 0.5}, **more))
     assert capsys.readouterr().out == (
-        "2026-01-02 03:04:05 Epoch 3/10: 213/400 batches, step 1013, 12.3 it/s, 15s left, fit 4h02m left, "
+        "2026-01-02 03:04:05 Epoch 3/10: 213/400 batches, step 1013, 12.3 it/s, left: epoch 15s, fit 4h02m, "
         "waits for data 40%, loss=0.5\n"
     )
 

@@ -129,9 +129,9 @@ def test_max_steps_ends_the_last_epoch_early() -> None:
 @pytest.mark.parametrize(
     ("left_s", "fit_left_s", "epoch", "final", "text"),
     [
-        (14.6, 14520.0, 1, False, "15s left, fit 4h02m left"), (14.6, 14.6, 9, False, "15s left"),
+        (14.6, 14520.0, 1, False, "left: epoch 15s, fit 4h02m"), (14.6, 14.6, 9, False, "15s left"),
         (None, None, 1, False, ""),
-        (None, 61.0, 1, False, "fit 1m01s left"), (0.0, 61.0, 1, True, "fit 1m01s left"), (0.0, 0.2, 1, True, ""),
+        (None, 61.0, 1, False, "left: fit 1m01s"), (0.0, 61.0, 1, True, "left: fit 1m01s"), (0.0, 0.2, 1, True, ""),
     ],
 )  # fmt: skip
 def test_what_is_left(left_s: float | None, fit_left_s: float | None, epoch: int, final: bool, text: str) -> None:

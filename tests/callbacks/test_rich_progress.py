@@ -204,7 +204,7 @@ def lines(width: int, metrics: int, *, digits: str = "", **more: Any) -> list[st
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_metrics_give_way_before_the_bar(width: int, metrics: int) -> None:
     first, *below = lines(width, metrics)
-    pattern = r"^Epoch 3/10 [━╸╺]{4,40} *213/400 12\.3 it/s( 0:00:00)? 15s left, fit 4h02m left"
+    pattern = r"^Epoch 3/10 [━╸╺]{4,40} *213/400 12\.3 it/s( 0:00:00)? left: epoch 15s, fit 4h02m"
     assert re.match(pattern, first)
     text = ", ".join([first, *below])
     shown = re.findall(r"train_metric_(\d+)=(\S+?)(?:,|$)", text)

@@ -13,7 +13,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from drivetrain.cli.program import add_program_arguments, command_of, program_parser
+from drivetrain.cli.program import add_program_arguments, command_of, program_parser, words_to_call
 
 Run = Callable[..., "CompletedProcess[str]"]
 
@@ -176,3 +176,12 @@ def test_an_option_that_stands_after_the_program_is_named(
     said = capsys.readouterr().err
     assert note in said
     assert bool(said) == bool(note)
+
+
+@pytest.mark.parametrize("hides", [True, False])
+def test_a_process_of_a_command_imports_no_file_of_the_working_directory(tmp_path: Path, hides: bool) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit(3)")
+    (tmp_path / "data.txt").write_text("[1]")
+    words = ["-m", "json.tool"] if hides else words_to_call("json.tool", "assert sys.path[0]")
+    done = subprocess.run([sys.executable, *words, "data.txt"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == ((3, []) if hides else (0, ["[", "1", "]"]))

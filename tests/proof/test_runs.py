@@ -61,7 +61,7 @@ def test_a_large_directory_is_not_copied(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def started(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the words after ``-m drivetrain.proof.child`` of the next start."""
+    """Return the words of the program in the next start."""
     commands: list[list[str]] = []
 
     class Process:
@@ -77,7 +77,7 @@ def started(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     assert run.start(1.0) == 0
     [command] = commands
     assert command[0] == run.program.python
-    return command[command.index("drivetrain.proof.child") + 1 :]
+    return command[command.index("-c") + 2 :]
 
 
 def test_a_restart_gets_the_newest_checkpoint_and_no_arguments_before_there_is_one(

@@ -31,7 +31,7 @@ def summary(trainer: Trainer, seconds: float) -> list[str]:
     folders = dict.fromkeys(_short(folder) for each in trainer.loggers if (folder := each.log_dir or each.save_dir))
     parts = [f"Logs: {', '.join(folders)}"] if folders else []
     if savers and not savers[0].save_weights_only:
-        parts.append(f'To train on{limit}: trainer.fit(model, ckpt_path="last")')
+        parts.append(f"To train on{limit}: {trainer._resumed_by}")
     return [*lines, *([". ".join(parts)] if parts else [])]
 
 

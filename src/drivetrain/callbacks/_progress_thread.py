@@ -92,12 +92,16 @@ class Snapshot:
     @property
     def left_text(self) -> str:
         """The remaining time of the epoch, and of the fit if the epoch is not its last."""
+        left = "" if self.left_s is None or self.final else duration_text(self.left_s)
+        if not self.fit_left_text:
+            return left and f"{left} left"
+        return "left: " + ", ".join([*([f"epoch {left}"] if left else []), self.fit_left_text])
+
+    @property
+    def fit_left_text(self) -> str:
+        """The remaining time of the fit, if the epoch is not its last."""
         last = not self.is_training or self.epoch + 1 == self.max_epochs
-        epoch = "" if self.left_s is None or self.final else duration_text(self.left_s)
-        fit = (
-            "" if last or self.fit_left_s is None or self.fit_left_s < 0.5 else f"fit {duration_text(self.fit_left_s)}"
-        )
-        return ", ".join(f"{each} left" for each in (epoch, fit) if each)
+        return "" if last or (self.fit_left_s or 0) < 0.5 else f"fit {duration_text(self.fit_left_s or 0)}"
 
     @property
     def waiting_text(self) -> str:

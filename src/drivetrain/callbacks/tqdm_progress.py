@@ -117,9 +117,9 @@ class TQDMProgressBar(ProgressBar):
     def _set_postfix(self, bar: Any, snapshot: Snapshot) -> None:
         """Show as many metrics as there is room for behind a bar of 10 columns, and how many are left out."""
         bar.set_postfix(snapshot.metrics, refresh=False)
-        # tqdm shows the rest of the epoch itself
-        fit = snapshot.left_text.rpartition(", ")[2].removesuffix(" left")
-        first = [each for each in (fit if fit.startswith("fit") else "", snapshot.waiting_text) if each]
+        # tqdm shows the rest of the epoch itself, as <00:15
+        fit = snapshot.fit_left_text.replace(" ", "<")
+        first = [each for each in (fit, snapshot.waiting_text) if each]
         texts = [*first, *filter(None, str(bar.postfix).split(", "))]
         bar.postfix = ""
         shown = bar.format_dict

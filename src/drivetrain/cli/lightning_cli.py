@@ -168,6 +168,8 @@ class LightningCLI:
         if self.auto_configure_optimizers:
             self._give_optimizers()
         self.trainer = self.instantiate_trainer()
+        if self.subcommand is not None:  # else the program calls trainer.fit
+            self.trainer._resumed_by = "the same command with --ckpt_path=last"
 
     def after_instantiate_classes(self) -> None:
         """Called when ``self.model``, ``self.datamodule`` and ``self.trainer`` are created, before anything runs."""

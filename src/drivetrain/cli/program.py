@@ -63,6 +63,20 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def words_to_call(module: str, first: str = "") -> list[str]:
+    """Return the words after ``python`` that call ``main`` of a module.
+
+    With ``python -m``, a file of the working directory such as csv.py would be imported in place of Python's module.
+
+    Args:
+        module: the module.
+        first: a statement that runs before its import.
+    """
+    # "", which means the working directory, is replaced: its place on the path later gets the folder of the program
+    begin = "import gc, sys; sys.path[0] = sys.path[0] or sys.executable"
+    return ["-c", "; ".join(filter(None, (begin, first, f"from {module} import main", "sys.exit(main())")))]
+
+
 def run_program(given: argparse.Namespace, prog: str) -> int:
     """Run the program that :func:`add_program_arguments` has parsed from the command line of ``prog``.
 

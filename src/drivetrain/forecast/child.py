@@ -1,4 +1,4 @@
-"""The process of a plan: ``python -m drivetrain.forecast.child program.py ...`` runs a program until its first fit."""
+"""The process of a plan, which ``drivetrain plan`` starts: it runs a program until its first fit."""
 
 from __future__ import annotations
 

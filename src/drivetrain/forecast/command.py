@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from drivetrain.cli.program import add_program_arguments, command_of, positive, program_parser, say
+from drivetrain.cli.program import add_program_arguments, command_of, positive, program_parser, say, words_to_call
 from drivetrain.errors import ConfigurationError, number_of
 from drivetrain.forecast.allowance import allowance, gib, needed
 from drivetrain.forecast.devices import device_of
@@ -26,8 +26,6 @@ from drivetrain.forecast.exchange import fastest_first, of_window
 from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end, signals_as_interrupts
 
 VARIABLE = "DRIVETRAIN_PLAN"
-CHILD = "import gc, sys; gc.disable(); from drivetrain.forecast.child import main; sys.exit(main())"
-"""The program of the process of a plan. Imports leave no garbage, and to look for it takes a fifth of their time."""
 COPIES, REAL_S = 6, 60.0
 """A pass with values needs at least the memory of so many copies of the parameters: weights, gradients, states of the
 optimizer, activations; it is ended after so many seconds."""
@@ -109,7 +107,8 @@ def _run(command: Sequence[str], asked: dict[str, Any], folder: Path, timeout: f
     """Run the program in a process of its own until its first fit, and return what that process has found."""
     result, log = folder / "result", folder / "output.txt"
     result.unlink(missing_ok=True)
-    words = [sys.executable, "-c", CHILD, *command]
+    # imports leave no garbage, and to look for it takes a fifth of their time
+    words = [sys.executable, *words_to_call("drivetrain.forecast.child", "gc.disable()"), *command]
     code = run_to_end(words, Path.cwd(), {VARIABLE: json.dumps({**asked, "result": str(result)})}, log, timeout)
     found: dict[str, Any] = {"failed": f"The program ended with exit code {code}."}
     if result.exists():

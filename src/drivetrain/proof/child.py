@@ -1,4 +1,4 @@
-"""A program's process: ``python -m drivetrain.proof.child program.py ...`` records its steps, and runs the program."""
+"""A program's process, which ``drivetrain prove-resume`` starts: it records the steps of the program that it runs."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from drivetrain.base.lazy import Later
+from drivetrain.cli.program import words_to_call
 from drivetrain.proof.records import VARIABLE, Start, ranks_of, start_of
 
 RUN = "{run}"
@@ -131,9 +132,12 @@ class Run:
         patterns = [pattern for word in self.program.resume for _, pattern in NEWEST.findall(word)]
         resumes = number and all(any(self.work.glob(pattern)) for pattern in patterns)
         words = [*self.program.command, *(self.program.resume if resumes else ())]
-        launcher = [*self.program.launcher, f"--log-dir={self.records / 'torchrun'}"] if self.program.ranks else []
+        child, launcher = words_to_call("drivetrain.proof.child"), []
+        if self.program.ranks:
+            launcher = [*words_to_call("torch.distributed.run"), *self.program.launcher[2:], "--no-python"]
+            launcher += [f"--log-dir={self.records / 'torchrun'}", self.program.python, "-u"]
         words = [self._here(word) for word in words]
-        command = [self.program.python, *launcher, "-m", "drivetrain.proof.child", *words]
+        command = [self.program.python, *launcher, *child, *words]
         began = time.monotonic()
         try:
             return run_to_end(command, self.work, {VARIABLE: json.dumps(asked)}, self.log, limit_s)

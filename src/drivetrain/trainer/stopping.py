@@ -20,7 +20,6 @@ from drivetrain.trainer.rank_parts import is_inside
 Trainer = Any  # not imported: the class's module imports this file
 
 STOPPED = "stopped.ckpt"
-_CONTINUE = 'To continue: trainer.fit(model, ckpt_path="last"), or DRIVETRAIN_RESUME=auto in the environment.'
 
 
 @contextmanager
@@ -60,7 +59,8 @@ def _save(trainer: Trainer, reason: str) -> None:
             return
         trainer._saved_at_stop.append(path)
     if path or reason != TIME_LIMIT:  # with a time limit, the Timer has logged the reason
-        rank_zero_info(f"The fit ends by {reason}." + (f" Saved {path}. {_CONTINUE}" if path else ""))
+        how = f"To continue: {trainer._resumed_by}, or DRIVETRAIN_RESUME=auto in the environment."
+        rank_zero_info(f"The fit ends by {reason}." + (f" Saved {path}. {how}" if path else ""))
 
 
 def _keep_newest(trainer: Trainer) -> None:

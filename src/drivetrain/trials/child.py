@@ -1,5 +1,5 @@
-"""The process of a trial: ``python -m drivetrain.trials.child program.py ...`` runs a program until its first fit has
-made the steps of the trial.
+"""The process of a trial, which ``drivetrain advise`` starts: it runs a program until its first fit has made the steps
+of the trial.
 """
 
 from __future__ import annotations

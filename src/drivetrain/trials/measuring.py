@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from drivetrain.cli.program import words_to_call
 from drivetrain.errors import number_of
 from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end
 from drivetrain.trials import VARIABLE
@@ -168,7 +169,7 @@ class Trials:
         }  # fmt: skip
         # Caches of compilers and sockets of workers are in the folder too; modules leave no new __pycache__.
         variables = {VARIABLE: json.dumps(asked), "TMPDIR": str(self._folder), "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-m", "drivetrain.trials.child", *self._command]
+        command = [sys.executable, *words_to_call("drivetrain.trials.child"), *self._command]
         code = run_to_end(command, Path.cwd(), variables, log, self._limit_s)
         found = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
         if "samples_per_s" in found:
