@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from drivetrain import Callback, LightningModule
@@ -200,6 +201,44 @@ def test_a_list_that_the_step_makes_itself_gets_no_note_on_loaders(
     with pytest.raises(TypeError, match="not list") as error:
         make_trainer().fit(Wrong(), loader)
     assert note_of(error).startswith("In Wrong.training_step")
+
+
+LABELS = torch.ones(4, dtype=torch.int64)
+FAILING: list[tuple[Callable[[torch.Tensor], Any], str]] = [
+    (lambda x: cross_entropy(x, LABELS.float()), "write y.long()."),
+    (lambda x: cross_entropy(x, LABELS[:, None]), "write y.squeeze(1)"),
+    (lambda x: cross_entropy(x, LABELS + 4), "counted from 0"),
+    (lambda x: binary_cross_entropy_with_logits(x[:, 0], LABELS), "write y.float()"),
+    (lambda x: binary_cross_entropy(x + 2, x.detach()), "write binary_cross_entropy_with_logits."),
+    (lambda x: torch.optim.SGD(torch.nn.Linear(1, 1).parameters), "write self.parameters()."),  # type: ignore[arg-type]
+    (lambda x: torch.optim.SGD([]), "torch.nn.ModuleList"),
+]
+
+
+@pytest.mark.parametrize(("fail", "cure"), FAILING, ids=[cure for _, cure in FAILING])
+def test_errors_of_torch_that_newcomers_meet_are_answered(
+    make_trainer: Any, regression: Any, loader: Any, fail: Callable[[torch.Tensor], Any], cure: str
+) -> None:
+    class Wrong(regression):  # type: ignore[misc]
+        def training_step(self, batch: Any) -> Any:
+            fail(batch[0][:4])
+
+    with pytest.raises((RuntimeError, IndexError, TypeError, ValueError)) as error:  # of torch
+        make_trainer().fit(Wrong(), loader)
+    first, place = error.value.__notes__
+    assert cure in first
+    assert place.startswith("In test_error_notes.") or "training_step" in place or "<lambda>" in place
+
+
+@pytest.mark.parametrize(("second", "noted"), [("y", True), ("batch_idx", False), ("i", False), ("_", False)])
+def test_a_step_whose_second_argument_is_a_target_learns_that_it_is_an_index(
+    make_trainer: Any, regression: Any, loader: Any, second: str, noted: bool
+) -> None:
+    names: dict[str, Any] = {}
+    exec(f"def training_step(self, x, {second}): return self.loss([x, {second}])", names)
+    with pytest.raises(TypeError, match="not list") as error:
+        make_trainer().fit(type("Wrong", (regression,), {"training_step": names["training_step"]})(), loader)
+    assert ("Write def training_step(self, batch), and x, y = batch in it." in error.value.__notes__[0]) == noted
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import warnings
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -1113,3 +1114,17 @@ def test_whether_a_score_would_be_kept() -> None:
         assert callback.check_monitor_top_k(trainer, torch.tensor(better))
         assert not callback.check_monitor_top_k(trainer, torch.tensor(worse))
         assert not callback.check_monitor_top_k(trainer, score)
+
+
+@pytest.mark.parametrize(
+    ("given", "cure"),
+    [
+        ({"dirpath": "runs/best.ckpt"}, "dirpath='runs', filename='best'"), ({"filename": "a.ckpt"}, "filename='a'"),
+        ({"dirpath": "runs", "filename": "a"}, ""),
+    ],
+)  # fmt: skip
+def test_a_file_where_a_folder_or_a_stem_belongs_is_a_warning(given: dict[str, str], cure: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ModelCheckpoint(**given)  # type: ignore[arg-type]
+    assert [cure in str(each.message) for each in caught] == ([True] if cure else [])

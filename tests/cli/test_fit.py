@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from tests.cli.conftest import PROGRAM
 
@@ -75,6 +76,16 @@ def test_the_other_methods_of_the_trainer_have_commands_too(run: Run, name: str,
     done = run(name, "train.py:Net", "--data=train.py:Data", "--trainer.logger=false", *QUIET[2:])
     assert done.returncode == 0, done.stderr
     assert shown in done.stdout
+
+
+def test_predictions_are_saved_beside_the_logs_unless_a_callback_has_them(run: Run, tmp_path: Path) -> None:
+    done = run("predict", "train.py:Net", "--data=train.py:Data", *QUIET)
+    path = tmp_path / "lightning_logs" / "version_0" / "predictions.pt"
+    assert f"Predictions: {path}, a list" in done.stderr
+    assert all(isinstance(each, torch.Tensor) for each in torch.load(path))
+    path.unlink()
+    done = run("predict", "train.py:Net", "--data=train.py:Data", "--return_predictions=false", *QUIET)
+    assert (done.returncode, [*tmp_path.rglob("predictions.pt")]) == (0, [])
 
 
 def test_a_model_with_loaders_of_its_own_needs_no_data(run: Run, tmp_path: Path) -> None:

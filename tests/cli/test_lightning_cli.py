@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -236,6 +237,26 @@ def test_a_run_is_taken_up_from_ckpt_path(cli: Make, tmp_path: Path) -> None:
     made = cli("fit", "--ckpt_path=one.ckpt", "--trainer.max_epochs=3")
     assert made.trainer.global_step == 12
     assert cli("fit", "--trainer.max_epochs=2").trainer.global_step == 8  # the four are not of this process
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_command_is_continued_by_an_option_and_a_program_by_a_call(
+    cli: Make, caplog: pytest.LogCaptureFixture, stopped: bool
+) -> None:
+    class Interrupts(Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    caplog.set_level("INFO", "drivetrain")
+    shown = ["fit", "--trainer.enable_progress_bar=true", "--trainer.enable_checkpointing=true"]
+    if stopped:
+        with pytest.raises(SystemExit):
+            cli(*shown, trainer_defaults={"callbacks": Interrupts()})
+    else:
+        cli(*shown)
+    how = "To continue: " if stopped else "To train on, raise max_epochs: "
+    assert f"{how}the same command with --ckpt_path=last" in caplog.text
+    assert "trainer.fit(" not in caplog.text
 
 
 # ---- what is given to the Trainer ------------------------------------------------------------------------------------

@@ -7,11 +7,13 @@ import importlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import drivetrain
-from drivetrain.compat.missing import ARGUMENTS, ENGINE, MISSING, MODULE, TRAINER
+from drivetrain.compat.missing import ARGUMENTS, ENGINE, MISSING, MODULE, OF_OTHERS, TRAINER
+from drivetrain.errors import UnknownArgumentError
 from drivetrain.settings import Settings
 
 ORIGINAL = json.loads((Path(__file__).parent / "public_names.json").read_text(encoding="utf-8"))
@@ -108,6 +110,16 @@ def test_names_that_newcomers_try_are_answered_with_what_to_write(cls: type, tab
             assert hasattr(owners[owner], instead), cure
     with pytest.raises(AttributeError, match=f"'{cls.__name__}' object has no attribute 'nothing'$"):
         getattr(made, "nothing")  # noqa: B009  # a type checker knows that it has none
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_arguments_that_other_libraries_have_are_answered_at_the_class_that_gets_them(name: str) -> None:
+    owner, _, argument = name.rpartition(".")
+    called: Any = (
+        drivetrain.Trainer(logger=False).fit if owner == "trainer.fit" else getattr(drivetrain.callbacks, owner)
+    )
+    with pytest.raises(UnknownArgumentError, match=f"no argument {argument}=True. {re.escape(OF_OTHERS[name])}"):
+        called(**{argument: True, **({"model": None} if owner == "trainer.fit" else {"monitor": "val_loss"})})
 
 
 def test_any_other_name_and_a_property_that_fails_have_the_words_of_python() -> None:

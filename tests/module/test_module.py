@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
 from drivetrain import LightningDataModule, LightningModule
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import CheckpointMismatchError, ConfigurationError
 
 
 def test_freezing_turns_off_gradients_and_goes_into_evaluation_mode_and_back(regression: Any) -> None:
@@ -58,6 +58,16 @@ def test_an_argument_that_save_hyperparameters_keeps_is_found_there() -> None:
         _ = Named().width
     with pytest.raises(AttributeError, match="'Plain' object has no attribute 'width'$"):
         _ = Plain().width
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_checkpoint_is_no_state_dict(strict: bool) -> None:
+    weights = Plain().state_dict()
+    assert not Plain().load_state_dict(weights, strict).missing_keys
+    with pytest.raises(
+        CheckpointMismatchError, match=r'pass checkpoint\["state_dict"\], or write model = Plain\.load_from'
+    ):
+        Plain().load_state_dict({"state_dict": weights, "epoch": 1}, strict)
 
 
 class PickledByLightning:

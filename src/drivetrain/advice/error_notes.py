@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from drivetrain.base.ini import tables
 from drivetrain.base.introspect import overrides
 from drivetrain.base.memory import bytes_of, in_gib, is_out_of_memory
 from drivetrain.base.rank_zero import log
 from drivetrain.base.tree import leaves
 from drivetrain.data.combined import CombinedLoader
-from drivetrain.errors import DrivetrainError, did_you_mean, shown, text_of
+from drivetrain.errors import DrivetrainError, closest, did_you_mean, shown, text_of
 from drivetrain.launchers.tracebacks import OURS, is_library
 from drivetrain.loops.progress import Phase, Progress, RunningStage
 from drivetrain.loops.run import Run
@@ -42,9 +43,17 @@ def note_place(error: BaseException, progress: Progress, rank: int, run: Run | N
     if re.search(r"\d", place):
         place += " (counted from 0)"  # as in hooks and files; a bar counts epochs from 1
     note = f"{f'in {hook}, ' if hook else ''}{place}, on rank {rank}."
-    cures = [_cure_of_backward(error, progress), _cure_of_schedule(error, scheduler)]
+    cures = [_cure_of_backward(error, progress), _cure_of_schedule(error, scheduler), _cure_of_torch(error)]
     if run is not None:
-        looks = (_cure_of_log, _cure_of_batch, _cure_of_no_gradient, _cure_of_half, _cure_of_double, memory_note)
+        looks = (
+            _cure_of_log,
+            _cure_of_batch,
+            _cure_of_arguments,
+            _cure_of_no_gradient,
+            _cure_of_half,
+            _cure_of_double,
+            memory_note,
+        )
         cures += [look(error, run) for look in looks]
     for text in (*cures, note[0].upper() + note[1:]):
         if not text:
@@ -72,6 +81,8 @@ def _cure_of_log(error: Exception, run: Run) -> str:
     if keyword is None:
         return "self.log takes a name and a value. Write self.log_dict(...) for a dictionary of names and values."
     arguments = list(inspect.signature(getattr(run.module, method)).parameters)
+    if closest(keyword, arguments) is None:
+        return f"self.log takes a name and a value. Write self.log({keyword!r}, value)."
     return f"self.{method} has no argument {keyword!r}. {did_you_mean(keyword, arguments)}"
 
 
@@ -123,6 +134,30 @@ def _cure_of_batch(error: Exception, run: Run) -> str:
             "If one of them is for validation, write trainer.fit(model, train_loader, val_loader)."
         )
     return ""
+
+
+def _cure_of_arguments(error: Exception, run: Run) -> str:
+    """Return what a step gets if its second argument is not named like an index; "" for another error."""
+    if not isinstance(error, (TypeError, AttributeError)) or (name := _STEPS.get(run.progress.loop_stage)) is None:
+        return ""
+    names = list(inspect.signature(getattr(run.module, name)).parameters)[:2]
+    if len(names) < 2 or re.search(r"i$|id|nb|batch|step|args|iter|^_", names[1]):
+        return ""
+    first, second = names
+    return (
+        f"{name}({first}, {second}) gets the whole batch as {first!r} and its index as {second!r}. Write "
+        f"def {name}(self, batch), and {first}, {second} = batch in it."
+    )
+
+
+def _cure_of_torch(error: Exception) -> str:
+    """Return the cure for an error of torch in the table beside this file; "" for another error."""
+    found = (
+        cure
+        for pattern, cure in tables(__file__, "error_notes.ini")["cures"].items()
+        if re.search(pattern, text_of(error))
+    )
+    return " ".join(next(found, "").split())
 
 
 def _cure_of_no_gradient(error: Exception, run: Run) -> str:
@@ -221,6 +256,13 @@ _PARTS = {
     Phase.BACKWARD: "the backward pass",
     Phase.OPTIMIZER_STEP: "the optimizer step",
     Phase.LOG_FLUSH: "logging",
+}
+_STEPS = {
+    RunningStage.TRAINING: "training_step",
+    RunningStage.SANITY_CHECKING: "validation_step",
+    RunningStage.VALIDATING: "validation_step",
+    RunningStage.TESTING: "test_step",
+    RunningStage.PREDICTING: "predict_step",
 }
 _EVALUATIONS = {
     RunningStage.SANITY_CHECKING: "the sanity check",

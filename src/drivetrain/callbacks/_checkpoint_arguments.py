@@ -75,6 +75,13 @@ def check_target(dirpath: Any, filename: Any, monitor: Any, save_top_k: int, sav
         if value is not None and not isinstance(value, kinds):
             raise wrong_value("ModelCheckpoint", name, value, f"{kind} or None", f"{name}={example}", (str,))
     check_place("ModelCheckpoint", dirpath, filename)
+    for name, value in (("dirpath", dirpath), ("filename", filename)):
+        if (text := str(value)).endswith(".ckpt"):
+            stem = os.path.basename(text).removesuffix(".ckpt")
+            rank_zero_warn(
+                f"ModelCheckpoint({name}={text!r}): dirpath is a folder, and filename gets .ckpt added. For one file, "
+                f"write dirpath={os.path.dirname(text) or '.'!r}, filename={stem!r}."
+            )
     check_count("ModelCheckpoint", "save_top_k", save_top_k, lowest=-1)
     if monitor is None and save_top_k not in (-1, 0, 1):
         raise ConfigurationError(

@@ -13,6 +13,7 @@ from drivetrain.base import files
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.packages import yaml
 from drivetrain.cli import class_files
+from drivetrain.cli.program import say
 from drivetrain.errors import ConfigurationError, check_installed, described, did_you_mean, shown, whose
 from drivetrain.settings import DOCS, complete
 
@@ -81,6 +82,16 @@ def main(arguments: Sequence[str], prog: str) -> int:
         @staticmethod
         def subcommands() -> dict[str, set[str]]:
             return {name: lightning_cli.LightningCLI.subcommands()[name]}
+
+        def predict(self, **given: Any) -> None:
+            """Save the predictions, which no program gets, beside the logs."""
+            found, folder = self.trainer.predict(**given), self.trainer.log_dir or self.trainer.default_root_dir
+            if found and self.trainer.is_global_zero:
+                import torch  # not imported for the help of this command
+
+                os.makedirs(folder, exist_ok=True)
+                torch.save(found, path := os.path.join(folder, "predictions.pt"))
+                say(f"Predictions: {path}, a list with the output of each batch. Read it with torch.load(path).")
 
     options: dict[str, Any] = {
         "parser_kwargs": {"prog": prog.rpartition(" ")[0]}, "save_config_callback": save_config.SaveBesideLog,

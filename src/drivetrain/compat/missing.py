@@ -41,6 +41,7 @@ MISSING: dict[str, dict[str, str]] = {
 
 _WRITE = {
     "max_epochs=...": ("epochs", "num_epochs", "n_epochs", "max_nb_epochs", "num_train_epochs"),
+    "accelerator=...": ("device",),
     'accelerator="gpu", devices=...': ("gpus", "num_gpus", "n_gpu"),
     'accelerator="tpu", devices=...': ("tpu_cores", "num_tpu_cores"),
     'accelerator="cpu", devices=...': ("num_processes",),
@@ -62,7 +63,7 @@ _WRITE = {
     "limit_val_batches=...": ("val_percent_check",),
     "limit_test_batches=...": ("test_percent_check",),
     "overfit_batches=...": ("overfit_pct",),
-    "gradient_clip_val=...": ("gradient_clip", "max_grad_norm"),
+    "gradient_clip_val=...": ("gradient_clip", "max_grad_norm", "clip_grad_norm", "grad_clip", "clip_grad"),
     "detect_anomaly=True": ("print_nan_grads",),
     "min_epochs=...": ("min_nb_epochs",),
     "num_nodes=...": ("nb_gpu_nodes", "num_machines"),
@@ -87,6 +88,18 @@ ARGUMENTS = {
     "auto_lr_find": "Use the LearningRateFinder callback instead.",
     "auto_scale_batch_size": "Use the BatchSizeFinder callback instead.",
     "resume_from_checkpoint": "Pass ckpt_path=... to trainer.fit instead.",
+    **dict.fromkeys(
+        ("patience", "early_stopping", "early_stopping_patience"),
+        'Pass drivetrain.callbacks.EarlyStopping("val_loss", patience=...) in callbacks instead.',
+    ),
+    **dict.fromkeys(
+        ("loss", "loss_fn", "criterion", "compute_loss"), "Compute it in the module's training_step and return it."
+    ),
+    **dict.fromkeys(("metrics", "compute_metrics"), "Call self.log(name, value) in the module's validation_step."),
+    **dict.fromkeys(
+        ("train_dataset", "eval_dataset", "train_dataloader", "train_dataloaders", "val_dataloaders", "datamodule"),
+        "Pass loaders to trainer.fit instead: trainer.fit(model, train_loader, val_loader).",
+    ),
     "stochastic_weight_avg": "Use the StochasticWeightAveraging callback instead.",
     "track_grad_norm": "Log the norms in on_before_optimizer_step instead.",
     "flush_logs_every_n_steps": "Pass it to the logger instead.",
@@ -119,6 +132,16 @@ ARGUMENTS = {
     ),
 }
 """By name of an argument that the Trainer does not have, what to write instead."""
+
+OF_OTHERS = {
+    "ModelCheckpoint.save_best_only": 'Leave it out: with monitor="val_loss", only the best file is kept.',
+    "ModelCheckpoint.filepath": 'Write dirpath="folder", filename="name".',
+    "EarlyStopping.restore_best_weights": "Add ModelCheckpoint(monitor=...) to the callbacks, and after the fit write "
+    "Net.load_from_checkpoint(trainer.checkpoint_callback.best_model_path).",
+    "trainer.fit.validation_data": "Write val_dataloaders=loader.",
+    "trainer.fit.batch_size": "Give it to the DataLoader.",
+}
+"""By name of an argument of another class or method, as Keras and others have it, what to write instead."""
 
 MODULE = {
     **dict.fromkeys(

@@ -420,7 +420,7 @@ def arranged(given: Any, start: str) -> Any:
         ConfigurationError: a loader is not iterable, or another object is in its place.
     """
     if isinstance(given, Tensor) or hasattr(given, "__array__"):
-        samples = "samples"
+        samples = "TensorDataset(x, y)" if start.startswith("trainer.fit") else "samples"
         if hasattr(given, "to_numpy"):  # of pandas or Polars: indexed by column
             samples = "TensorDataset(torch.tensor(table.to_numpy(), dtype=torch.float32))"
         raise ConfigurationError(

@@ -38,7 +38,8 @@ class _MissingHyperparameter(AttributeError, KeyError):
 
 def _no_hyperparameter(known: Mapping[Any, Any], name: str) -> str:
     names = [key for key in known if isinstance(key, str)]
-    return f"There is no hyperparameter {name!r}. {did_you_mean(name, names)}"
+    more = "" if names else " self.save_hyperparameters() in __init__ keeps its arguments."
+    return f"There is no hyperparameter {name!r}. {did_you_mean(name, names)}{more}"
 
 
 class AttributeDict(dict[str, Any]):

@@ -16,7 +16,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.torch_private import BUFFERS, COMPILED_CALL, MODULES, PARAMETERS, STORES
 from drivetrain.engine.ranks import gathered
 from drivetrain.engine.wrappers import unwrapped
-from drivetrain.errors import ConfigurationError, LoggingError, UnloggableError, described
+from drivetrain.errors import CheckpointMismatchError, ConfigurationError, LoggingError, UnloggableError, described
 from drivetrain.logbook.entry import Options
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.module.export import ExportMixin
@@ -112,7 +112,15 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         saved.
 
         ``torch.compile`` adds ``_orig_mod.`` to the names of parameters; checkpoints contain the names without it.
+
+        Raises:
+            CheckpointMismatchError: it is a checkpoint, of which a part is the state dict.
         """
+        if isinstance(state_dict.get("state_dict"), Mapping):  # with strict=False, torch would load nothing
+            raise CheckpointMismatchError(
+                'load_state_dict got a checkpoint, of which the weights are a part: pass checkpoint["state_dict"], or '
+                f"write model = {type(self).__name__}.load_from_checkpoint(path)."
+            )
         return super().load_state_dict(own_names(self, state_dict), strict=strict, assign=assign)
 
     # ---- logging -------------------------------------------------------------------------------------------------
