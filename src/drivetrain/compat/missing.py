@@ -6,6 +6,8 @@ table or in drivetrain.
 
 from __future__ import annotations
 
+from drivetrain.base.ini import tables
+
 _NOT_YET = ""
 _OWN_LOGGER = (
     "It writes to Lightning AI's service. Use WandbLogger, MLFlowLogger, TensorBoardLogger or CSVLogger, or write a "
@@ -133,81 +135,14 @@ ARGUMENTS = {
 }
 """By name of an argument that the Trainer does not have, what to write instead."""
 
-OF_OTHERS = {
-    "ModelCheckpoint.save_best_only": 'Leave it out: with monitor="val_loss", only the best file is kept.',
-    "ModelCheckpoint.filepath": 'Write dirpath="folder", filename="name".',
-    "EarlyStopping.restore_best_weights": "Add ModelCheckpoint(monitor=...) to the callbacks, and after the fit write "
-    "Net.load_from_checkpoint(trainer.checkpoint_callback.best_model_path).",
-    "trainer.fit.validation_data": "Write val_dataloaders=loader.",
-    "trainer.fit.batch_size": "Give it to the DataLoader.",
-}
-"""By name of an argument of another class or method, as Keras and others have it, what to write instead."""
 
-MODULE = {
-    **dict.fromkeys(
-        ("fit", "partial_fit", "fit_generator", "train_on_batch", "run"),
-        "The Trainer trains it: write Trainer(max_epochs=3).fit(model, loader).",
-    ),
-    **dict.fromkeys(
-        ("predict", "predict_proba", "predict_on_batch", "transform"),
-        "The Trainer has it: write trainer.predict(model, loader), a list with the outputs of each batch. For one "
-        "batch, write model.eval()(x) inside torch.no_grad().",
-    ),
-    **dict.fromkeys(
-        ("evaluate", "score", "validate", "test"),
-        "The Trainer evaluates it: write trainer.validate(model, loader) or trainer.test(model, loader).",
-    ),
-    **dict.fromkeys(
-        ("save", "save_checkpoint", "save_model", "save_pretrained", "save_weights"),
-        "After trainer.fit, write trainer.save_checkpoint(path), or torch.save(model.state_dict(), path).",
-    ),
-    **dict.fromkeys(
-        ("load", "load_checkpoint", "load_model", "load_weights", "from_pretrained"),
-        "Write model = Net.load_from_checkpoint(path), with the name of its class.",
-    ),
-    "summary": "Write print(model), or drivetrain.callbacks.ModelSummary(max_depth=2) in the Trainer's callbacks.",
-    "history": 'Write trainer.history["train_loss"], with a name that self.log has got.',
-    "optimizer": "In training_step, write self.optimizers(), which returns those that configure_optimizers has made.",
-    "log_metrics": "Write self.log_dict(values).",
-    **dict.fromkeys(("epoch", "n_epoch", "num_epoch"), "Write self.current_epoch."),
-    **dict.fromkeys(("step", "current_step", "num_steps"), "Write self.global_step."),
-}
-"""By name of an attribute that a LightningModule does not have, and newcomers try, what to write instead."""
+def _cures(section: str) -> dict[str, str]:
+    found = tables(__file__, "missing.ini")[section]
+    return {name: " ".join(cure.split()) for names, cure in found.items() for name in names.split()}
 
-TRAINER = {
-    **dict.fromkeys(("train", "run", "learn", "fit_model"), "Write trainer.fit(model, train_loader, val_loader)."),
-    **dict.fromkeys(
-        ("evaluate", "eval", "score", "evaluation_loop"),
-        "Write trainer.validate(model, loader) or trainer.test(model, loader).",
-    ),
-    **dict.fromkeys(("save", "save_model", "save_state"), "Write trainer.save_checkpoint(path)."),
-    **dict.fromkeys(
-        ("load", "load_checkpoint", "load_model", "load_from_checkpoint", "load_state"),
-        "Write Net.load_from_checkpoint(path) for the model alone, or trainer.fit(..., ckpt_path=path) to resume.",
-    ),
-    "resume": 'Write trainer.fit(..., ckpt_path="last").',
-    **dict.fromkeys(("log", "log_dict"), "Write self.log(name, value) in a step of the module."),
-    **dict.fromkeys(
-        ("metrics", "results", "log_metrics"),
-        "Write trainer.callback_metrics for the last values, or trainer.history for all.",
-    ),
-    **dict.fromkeys(
-        ("best_model_path", "best_checkpoint", "best_model_score"),
-        "Write trainer.checkpoint_callback.best_model_path or .best_model_score.",
-    ),
-    **dict.fromkeys(("add_callback", "add_callbacks"), "Write Trainer(callbacks=[...])."),
-    **dict.fromkeys(("device", "root_device"), "Write trainer.strategy.root_device."),
-    **dict.fromkeys(("epoch", "epochs"), "Write trainer.current_epoch."),
-    **dict.fromkeys(("step", "steps"), "Write trainer.global_step."),
-    **dict.fromkeys(("rank", "process_index"), "Write trainer.global_rank."),
-    **dict.fromkeys(("is_main_process", "is_world_process_zero"), "Write trainer.is_global_zero."),
-    "optimizer": "Write trainer.optimizers.",
-    "backward": "Return the loss from training_step, or write self.manual_backward(loss) there.",
-    "prepare": "trainer.fit does it. For a loop of your own, write engine.setup(model, optimizer): docs/engine.md.",
-    **dict.fromkeys(("tune", "lr_find"), "Pass drivetrain.callbacks.LearningRateFinder() in callbacks."),
-    "hyperparameter_search": "docs/search.md has it with Optuna and Ray Tune.",
-}
-"""By name of an attribute that the Trainer does not have, and newcomers try, what to write instead."""
+
+MODULE, TRAINER, OF_OTHERS = map(_cures, ("LightningModule", "Trainer", "arguments of others"))
+"""By name of an attribute, or of a class's argument, that newcomers try, what to write instead."""
 
 ENGINE = {
     **dict.fromkeys(

@@ -92,7 +92,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
                     return found[name]
             except KeyError:  # the object was made without __new__, as pickles of Lightning's modules are
                 return super().__getattr__(name)
-            cure = names_elsewhere().MODULE.get(name)
+            cure = None if name.startswith("_") else names_elsewhere().MODULE.get(name)
             if name in own.get("_hparams", ()):
                 cure = f"save_hyperparameters() keeps it in self.hparams: write self.hparams.{name}."
             if cure is None:
