@@ -257,7 +257,7 @@ _PARTS = {
     Phase.OPTIMIZER_STEP: "the optimizer step",
     Phase.LOG_FLUSH: "logging",
 }
-_STEPS = {
+_STEPS: dict[RunningStage | None, str] = {
     RunningStage.TRAINING: "training_step",
     RunningStage.SANITY_CHECKING: "validation_step",
     RunningStage.VALIDATING: "validation_step",
