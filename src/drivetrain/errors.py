@@ -324,10 +324,9 @@ def is_number(value: Any) -> bool:
 
 def unknown_argument(owner: str, unknown: Mapping[str, Any], known: Iterable[str]) -> UnknownArgumentError:
     """Return the error for arguments that ``owner`` does not have: the first of them, and a similar name."""
-    from drivetrain.base.compat_door import names_elsewhere  # which imports this file
-
+    door = importlib.import_module("drivetrain.base.compat_door")  # which imports this file
     name = next(iter(unknown))
-    cure = names_elsewhere().OF_OTHERS.get(f"{owner}.{name}") or did_you_mean(name, known)
+    cure = door.names_elsewhere().OF_OTHERS.get(f"{owner}.{name}") or did_you_mean(name, known)
     return UnknownArgumentError(f"{owner} has no argument {name}={shown(unknown[name])}. {cure}")
 
 
