@@ -1,4 +1,4 @@
-"""The command ``drivetrain checkpoint``: look at checkpoints, check, compare, convert and remove them."""
+"""The command ``drivetrain checkpoint``: inspect, check, compare, convert and remove checkpoints."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         its = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
         for place in places:
             its.add_argument(place.lower(), metavar=place)
-        its.add_argument("--json", action="store_true", help="print the result for programs")
+        its.add_argument("--json", action="store_true", help="print the result as JSON")
         return its
 
     inspect = action("inspect", "what a checkpoint is and contains; its tensors are not read", "PATH")
@@ -97,14 +97,14 @@ _ACTIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "consolidate": (checkpoint_convert, ("path", "out")),
     "prune": (checkpoint_prune, ("dir", "keep", "delete")),
 }
-"""The module in which each subcommand is a function of the same name, and the options that it takes."""
+"""For each subcommand the module with the function of the same name, and the options that the function takes."""
 
 _CODES: dict[str, Callable[[dict[str, Any]], int]] = {
     "verify": lambda result: 0 if result["ok"] else 1,
     "diff": lambda result: 0 if result["equal"] else 1,
     "prune": lambda result: 2 if result["failed"] else 0,
 }
-"""The exit codes of subcommands; the others' is 0."""
+"""Functions that return a subcommand's exit code from its result; other subcommands return 0."""
 
 
 def _run(given: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str], int]:

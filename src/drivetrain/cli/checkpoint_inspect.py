@@ -104,7 +104,7 @@ def _processes(found: Opened) -> int | None:
 
 
 def _resume(found: Opened) -> dict[str, Any]:
-    """Return whether a fit can resume, from where, on how many processes, and why not, or not on others."""
+    """Return whether a fit can resume, from where, on how many processes, and the reason for each restriction."""
     tree, processes = found.tree, _processes(found)
     if found.kind in WEIGHTS_ONLY or not {"optimizer_states", "loops"} <= tree.keys():
         has_others = found.kind in ("torch", "dcp") and len(tree) > 1 and "drivetrain_version" not in tree
@@ -160,7 +160,7 @@ def text(described: Mapping[str, Any]) -> Iterable[str]:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes for people."""
+    """Return a number of bytes as text, such as "1.5 MiB"."""
     for unit in ("bytes", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

@@ -21,7 +21,7 @@ _NO_CHECKSUMS = "{} has no checksums: only its sizes and its structure were chec
 
 
 def verify(path: str) -> dict[str, Any]:
-    """Check the checkpoint at ``path``; read all of it.
+    """Check the checkpoint at ``path`` by reading all of it.
 
     Returns:
         ``ok``; ``problems``, each with its ``file`` and a message ``problem``; ``notes``, on what has no checksums.
@@ -52,8 +52,8 @@ def verify(path: str) -> dict[str, Any]:
 
 
 def first_problem(found: Opened) -> str | None:
-    """Return what is wrong with a checkpoint whose tensors are read without comparing checksums; ``None``: nothing."""
-    if found.kind in ("drivetrain-sharded", "dcp"):  # compared for each tensor
+    """Return the first damage that reading the tensors would not detect; ``None`` if there is none."""
+    if found.kind in ("drivetrain-sharded", "dcp"):  # reading a tensor compares its checksum
         return None
     main = Opened(found.path, found.kind, {}, found.files)  # without the rank files
     return next((problem for _, problem in _problems(main)), None)
@@ -95,7 +95,7 @@ def _records(file: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _of_shards(found: Opened) -> Iterator[tuple[Path, str]]:
-    """Yield each tensor that is damaged or incomplete; or, if none is, the file that is damaged elsewhere."""
+    """Yield each damaged tensor, or the damage outside of tensors; in an undamaged file, each incomplete tensor."""
     tensors = [each for _, each in leaves(found.tree) if isinstance(each, sharded.StoredTensor)]
     if damage := problem_of(sharded.verify, found.path):
         problems = [problem for each in tensors if (problem := problem_of(each.whole))]

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str], prog: str) -> int:
 
 
 def _target(word: str) -> list[str]:
-    """Return the options that ``word``, a configuration or a class, stands for.
+    """Return the option for the first word of the command line: ``--config`` for a file, ``--model`` for a class.
 
     Raises:
         ConfigurationError: it is neither.
@@ -125,7 +125,7 @@ def _check(path: str, name: str) -> None:
     """Check the form of a configuration, and the names of its options and of the Trainer's arguments.
 
     Raises:
-        ConfigurationError: they are wrong. A file at an address, or which cannot be read, is left to the parser.
+        ConfigurationError: one of these is wrong. The parser reports a file that cannot be read.
     """
     if not os.path.isfile(path):
         return

@@ -36,7 +36,7 @@ with on_first_use:
 CLASS_PATH, INSTANTIATOR = "_class_path", "_instantiator"
 
 WRITTEN = "lightning.pytorch.cli.instantiate_module"
-"""The value of ``_instantiator``: the name that Lightning's files have there, so that it reads ours, too."""
+"""The value of ``_instantiator``: the one that Lightning writes, so that Lightning reads these files, too."""
 
 _KNOWN = frozenset({WRITTEN, "pytorch_lightning.cli.instantiate_module"})
 _MODULES_OF_THE_PARSER = frozenset({"jsonargparse", "yaml", "docstring_parser", "typeshed_client", "importlib"})
@@ -213,7 +213,7 @@ def check_names(value: Any) -> None:
     """Check that hyperparameters name no class or function that a file may not use.
 
     Raises:
-        CheckpointError: one does.
+        CheckpointError: one of them does.
     """
     for path, must_be_class in _names(value):
         if must_be_class and not isinstance(_imported(path), type):

@@ -97,7 +97,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain recipe") -> int:
 
 
 def _problem(given: argparse.Namespace) -> str:
-    """Return why the file would not work on its platform; "" if it would."""
+    """Return why the file would not work on its platform; "" if it works."""
     if given.cluster == "slurm" and not given.stop_timeout < (_seconds(given.time) or math.inf):
         return f"SLURM would ask the job to stop when it starts: --time={given.time} is no more than --stop-timeout."
     if given.cluster == "slurm" and given.stop_timeout > _LONGEST_SIGNAL_S:
@@ -225,7 +225,7 @@ def _sky(given: argparse.Namespace) -> str:
 
 
 def _devices(given: argparse.Namespace) -> str:
-    """Return what the Trainer needs where the cluster says the number of machines: nothing for GPUs."""
+    """Return the Trainer's argument for the devices of a machine, where the cluster sets the number of machines."""
     return f"devices={given.devices}" if given.cpu else 'devices="auto"'
 
 
@@ -245,7 +245,7 @@ def _dstack(given: argparse.Namespace) -> str:
 
 
 def _container(given: argparse.Namespace, **variables: str) -> dict[str, Any]:
-    """Return the parts of a container that both kinds of manifest have."""
+    """Return the parts of a container that the manifests of Job and TrainJob share."""
     limits = {"cpu": str(given.devices)} if given.cpu else {"nvidia.com/gpu": str(given.devices)}
     variables = {"DRIVETRAIN_RESUME": "auto", **variables}
     return {
@@ -257,7 +257,7 @@ def _container(given: argparse.Namespace, **variables: str) -> dict[str, Any]:
 
 
 def _literal(command: list[str]) -> list[str]:
-    """Return a container's command so that Kubernetes, which replaces ``$(NAME)``, leaves its words as they are."""
+    """Escape a container's command, because Kubernetes replaces ``$(NAME)`` in it."""
     return [word.replace("$", "$$") for word in command]
 
 

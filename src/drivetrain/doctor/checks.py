@@ -80,7 +80,7 @@ class Result:
     Attributes:
         name: the check's name.
         facts: texts, in the check's order.
-        findings: the same.
+        findings: in the check's order, too.
         seconds: how long the check took.
     """
 
@@ -112,7 +112,7 @@ def _items(check: Check, folder: str, deadline: float) -> Items:
     has_server = "forkserver" in multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if check.uses_torch and has_server else "spawn")
     if check.uses_torch and has_server:
-        context.set_forkserver_preload(["torch"])  # imported once for all checks; it has not used a device there
+        context.set_forkserver_preload(["torch"])  # imported once for all checks, in a process that uses no device
     processes: dict[Connection, BaseProcess] = {}
     try:
         for rank in range(check.ranks):
@@ -147,7 +147,7 @@ def _items(check: Check, folder: str, deadline: float) -> Items:
 
 @contextmanager
 def _only_here() -> Iterator[None]:
-    """Context in which processes are started that do not hear Ctrl-C: this process hears it, and ends them."""
+    """Context for starting processes that ignore Ctrl-C: this process receives it, and ends them."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

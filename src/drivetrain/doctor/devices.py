@@ -1,4 +1,4 @@
-"""Whether each device computes a forward and a backward pass as 64 bits on the host do, in each precision."""
+"""Whether each device computes forward and backward passes, in each precision, as the host does in float64."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def compare(kind: Kind, index: int, precision: str) -> str | None:
         ("an output", _difference(output, expected.detach())),
         ("a gradient", _difference(layers[0].weight.grad / scale, layers[1].weight.grad)),
     ):
-        if not error <= tolerance:  # nor for NaN
+        if not error <= tolerance:  # also true for NaN
             return f"computes {what} that differs by {error:.2g} of its size from the one in 64 bits"
     return None
 

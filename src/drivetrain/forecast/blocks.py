@@ -1,4 +1,4 @@
-"""The repeated blocks of a model: a plan measures two and three of them, and multiplies."""
+"""Find the repeated blocks of a model, of which a plan measures two and three, and extrapolates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def paths(root: nn.Module) -> dict[str, nn.Module]:
 
 
 def _lists(root: nn.Module) -> list[tuple[str, Any]]:
-    """Return the lists of ``root`` in which blocks that are all alike follow each other, with their paths."""
+    """Return the lists of ``root`` whose blocks are all alike, with their paths."""
     found, inside = [], set[nn.Module]()
     for path, module in root.named_modules():
         children = list(module.children())
@@ -38,7 +38,7 @@ def _lists(root: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _form(block: nn.Module) -> tuple[Any, ...]:
-    """Return what two blocks have in common if one can stand for the other: everything but a number of theirs."""
+    """Return a key that is equal for blocks that can replace each other; it ignores the number of a block."""
     parameters = tuple((name, tuple(each.shape), each.dtype, each.requires_grad) for name, each in _tensors(block))
     plain = tuple(
         (path, type(module).__name__, name, value)
@@ -70,7 +70,7 @@ def cases(found: tuple[tuple[str, int], ...]) -> list[tuple[int, ...]]:
 
 
 def shorten(root: nn.Module, to: tuple[int, ...] | None) -> tuple[tuple[str, int], ...]:
-    """Leave the first blocks of each list; return the lists with their lengths before."""
+    """Keep only the first blocks of each list; return the lists with their original lengths."""
     found = lengths(root)
     for (path, _), length in zip(found, to or (), strict=False):
         module: Any = root.get_submodule(path)

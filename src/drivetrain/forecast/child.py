@@ -1,4 +1,4 @@
-"""The process of a plan: ``python -m drivetrain.forecast.child program.py ...`` runs a program until its first fit."""
+"""The process of a plan: ``python -m drivetrain.forecast.child program.py ...`` runs a program and plans its fit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from drivetrain.forecast.windows import Case, Windows
 from drivetrain.trainer import trainer as entrance
 
 VARIABLE = "DRIVETRAIN_PLAN"
-"""The environment variable with the JSON of what is asked."""
+"""The environment variable with the command's request, as JSON."""
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def main() -> int:
     asked = json.loads(os.environ.pop(VARIABLE))
     result = Path(asked["result"])
     _prepare(asked, given.program, result)
-    gc.freeze()  # the modules stay: without this, the program's imports look through their objects again and again
+    gc.freeze()  # the modules stay: else each collection during the program's imports would visit their objects
     gc.enable()
     try:
         code = run_program(given, parser.prog)
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
-    """Change torch and drivetrain, in this process, for what is asked."""
+    """Change torch and drivetrain, in this process, for the request."""
     trainers = cast("Any", entrance.Trainer)
     if asked["devices"] is None:
         own = trainers.__init__
@@ -90,14 +90,14 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         standins.drop_values(mode, started.model)
         found = Planner(job, mode, program, asked).run(trainer, started, fits)
         for each in found.get("changes", ()):
-            each.arguments = {}  # strategies, for which the command would import torch
+            each.arguments = {}  # they hold strategies, for which the command would import torch
         _end(result, found)
 
     trainers._job = fit_is_planned
 
 
 def _record_reads(trainers: Any, program: str, result: Path, memory: int) -> None:
-    """Let the fit run with values on this machine, on one process, and record what the program reads from tensors."""
+    """Run the fit with real values, in one process, and record the values that the program reads from tensors."""
     with contextlib.suppress(ImportError, ValueError, OSError):  # not every system can limit the memory of a process
         resource = importlib.import_module("resource")
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))

@@ -27,14 +27,14 @@ from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end, signal
 
 VARIABLE = "DRIVETRAIN_PLAN"
 CHILD = "import gc, sys; gc.disable(); from drivetrain.forecast.child import main; sys.exit(main())"
-"""The program of the process of a plan. Imports leave no garbage, and to look for it takes a fifth of their time."""
+"""The Python code of a plan's process. It imports without garbage collection, which would take a fifth of the time."""
 COPIES, REAL_S = 6, 60.0
-"""A pass with values needs at least the memory of so many copies of the parameters: weights, gradients, states of the
-optimizer, activations; it is ended after so many seconds."""
+"""A pass with real values needs at least ``COPIES`` times the memory of the parameters (weights, gradients, states of
+the optimizer, activations), and is ended after ``REAL_S`` seconds."""
 MOST_RUNS = 4
-"""Runs of ranks, such as 0-3, that a line names."""
+"""The most ranges of ranks, such as 0-3, that a line names."""
 SCHEMA = 1
-"""The version of the form of the JSON."""
+"""The version of the JSON output."""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -43,7 +43,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         prog,
         "Tell what a training program will need on devices that this machine does not have: run two windows of it as "
         "one rank, on tensors without values. Without --devices, print what the Trainer has decided, and why.",
-        epilog="Exit codes: 0: it fits, or is not asked; 1: it does not fit, or the program cannot be planned; "
+        epilog="Exit codes: 0: it fits, or no device is named; 1: it does not fit, or the program cannot be planned; "
         "2: wrong usage; 130: interrupted.",
     )
     made.add_argument("--devices", type=positive, metavar="N", help="devices of the whole job")
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") 
 
 
 def _run(command: Sequence[str], asked: dict[str, Any], folder: Path, timeout: float) -> dict[str, Any]:
-    """Run the program in a process of its own until its first fit, and return what that process has found."""
+    """Run the program in a process of its own up to its first fit, and return the result of that process."""
     result, log = folder / "result", folder / "output.txt"
     result.unlink(missing_ok=True)
     words = [sys.executable, "-c", CHILD, *command]
@@ -135,7 +135,7 @@ def _values(command: Sequence[str], asked: dict[str, Any], folder: Path, paramet
 
 
 def _asked(given: argparse.Namespace, made: argparse.ArgumentParser) -> tuple[Any, dict[str, Any]]:
-    """Return the device, ``None`` for the host's processors, and what the process of the plan must know."""
+    """Return the device, ``None`` for the host's processors, and the request to the process of the plan."""
     if given.devices is None:
         if given.device or given.devices_per_node:
             made.error("--device and --devices-per-node need --devices, the number of devices of the job.")
@@ -206,7 +206,7 @@ def numbers_of_ranks(ranks: Sequence[int]) -> str:
 
 
 def _class(found: Any, devices: int, memory: int | None) -> dict[str, Any]:
-    """Return what a class of ranks needs; nothing if none of them was run."""
+    """Return what a class of ranks needs; empty if none of them was run."""
     if found is None:
         return {}
     total = needed(found, devices)
@@ -237,7 +237,7 @@ def _time(base: Any, device: Any, per_node: int) -> dict[str, Any]:
 
 
 def _exchanges(base: Any) -> list[dict[str, Any]]:
-    """Return the exchanges of a window: how many of each kind in each group, and their bytes together."""
+    """Return the exchanges of a window: how many of each kind in each group, and their total bytes."""
     found, sizes = Counter[Any](), Counter[Any]()
     for each in base.recorded.steps:
         if hasattr(each, "group_ranks"):

@@ -14,8 +14,7 @@ Sources, named in the table by their letters:
 - C: NVIDIA/nccl: src/graph/topo.h has the bandwidth of NVLink (20.6 GB/s for each of the 18 links of the H100),
   src/graph/tuning.cc the latencies.
 - T: torch/_inductor/comm_analysis.py: what NCCL reaches over PCIe, and the network of an NVIDIA DGX, which has a card
-of
-  100, 200 or 400 Gb/s for each device.
+  of 100, 200 or 400 Gb/s for each device.
 - L: torch.add of two small tensors, called from Python, takes 6.1 us on an H100 with torch 2.11 (measured for this
   table; 1.0 us inside of a CUDA graph). The least that was found published is 4.2 us. The table has 4.
 """
@@ -46,7 +45,7 @@ class Link:
 
 
 BASE_S, QUICK_BASE_S = 8.4 * _US, 6.6 * _US
-"""What each collective costs before its first hop, with the protocols Simple and LL. Source: C."""
+"""Seconds of each collective before its first hop, with the protocols Simple and LL. Source: C."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,8 @@ class Device:
         bandwidth: bytes per second of its memory.
         inside: link to the other devices of the machine; ``None``: not known.
         between: link to other machines; ``None``: not known.
-        shares: which share of ``rates`` is the best that was measured, by dtype; ``attention``: in attention. 1 where
-        no
-            measurement was found.
+        shares: the largest measured share of ``rates``, by dtype, and for ``attention``; 1 where no measurement was
+            found.
         launch_s: the least time between two kernels that Python launches. Source: L.
     """
 

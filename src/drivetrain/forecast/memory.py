@@ -1,4 +1,4 @@
-"""From recorded events to the peak, its kinds and its line; from two and three blocks to all of them."""
+"""Compute the peak, its kinds and its line from recorded events, and extrapolate from two and three blocks to all."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ class Measured:
 
 @dataclass
 class Change:
-    """Something to write in the program.
+    """A change of the program.
 
     Attributes:
         name: a few words.
         write: the line to write.
-        arguments: of the Trainer.
+        arguments: the Trainer's arguments that it sets.
         case: attributes of a :class:`Case`.
         rank: the rank that is run; ``None``: the planned one.
         found: what the program then needs; ``None``: it could not be measured, for the reason in ``failed``.
@@ -201,13 +201,13 @@ class _Places:
 def multiplied(few: Measured, more: Iterable[Measured], fewest: int) -> Measured:
     """Return what all blocks need.
 
-    Memory is a linear function of the number of blocks in each stretch: one more block adds its shards, and, where its
-    activations or gradients live, these. The allocator's fragments come from tensors that are larger than those of a
-    block, and stay what they are.
+    Memory is a linear function of the number of blocks in each stretch: one more block adds its shards, and its
+    activations and gradients while they are live. The allocator's fragments come from tensors that are larger than
+    those of a block, and do not grow.
 
     Args:
-        few: measured with ``fewest`` blocks in each list.
-        more: for each list, measured with one block more.
+        few: the result with ``fewest`` blocks in each list.
+        more: for each list, the result with one block more.
         fewest: the number of blocks.
     """
     each = list(zip(more, few.lists, strict=True))

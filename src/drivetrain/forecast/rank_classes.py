@@ -1,4 +1,4 @@
-"""Which ranks of a job hold shards of the same sizes, so that one of them can stand for the others."""
+"""Group the ranks of a job by the sizes of their shards; a plan runs one rank of a group."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import nn
 from drivetrain.forecast import torch_tools
 
 MOST_CLASSES = 4
-"""Classes of which a rank is run: those with the largest shards."""
+"""The most classes of which a rank is run, those with the largest shards."""
 
 
 def rank_classes(module: nn.Module, ranks: int, owners: dict[str, int], pipeline: int) -> tuple[tuple[int, ...], ...]:
     """Return the classes of ranks, those with the largest shards first; a class is the numbers of its ranks.
 
-    In a pipeline, of stages with equal parameters the earlier one keeps the activations of more micro-batches; the
-    first and the last stage are classes of their own.
+    In a pipeline, the first and the last stage are classes of their own, because stages with equal parameters keep the
+    activations of more micro-batches the earlier they are.
 
     Args:
         module: the model, whose parameters are set up.

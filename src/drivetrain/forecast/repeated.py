@@ -1,4 +1,4 @@
-"""From the records of a model with two and with three blocks to that of all its blocks."""
+"""Extrapolate the record of a window with two and with three blocks to all blocks of the model."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def repeated(few: Sequence[Step], more: Sequence[Step], length: int) -> tuple[St
     DDP's buckets do not follow blocks: there are as many of the largest size as the gradients need, evenly spread.
 
     Args:
-        few: of two blocks.
-        more: of three blocks.
+        few: the steps with two blocks.
+        more: the steps with three blocks.
     """
     olds, news = _runs(few), _runs(more)
     if len(olds) != len(news):
@@ -32,9 +32,9 @@ def repeated(few: Sequence[Step], more: Sequence[Step], length: int) -> tuple[St
         ("all_reduce", "backward")
     }
     found: list[Step] = []
-    begins = 0  # of the run, in more
-    at: dict[int, int] = {}  # where a step of more is in found
-    waiting: list[tuple[int, int, Exchange, int]] = []  # where it is in found and in more, and how far away is nearby
+    begins = 0  # index of the run in more
+    at: dict[int, int] = {}  # index in more -> index in found
+    waiting: list[tuple[int, int, Exchange, int]] = []  # index in found, in more, the exchange, how far is near
     for old, new in zip(olds, news, strict=True):
         before, taken = ([each for each in run if is_ddp and _is_bucket(each)] for run in (old, new))
         old, new = ([each for each in run if not (is_ddp and _is_bucket(each))] for run in (old, new))
@@ -79,7 +79,7 @@ def _key(step: Step, labels: bool) -> tuple[Any, ...]:
 
 
 def _inserted(old: list[Step], new: list[Step]) -> tuple[int, int] | None:
-    """Return where steps were inserted into ``old`` to make ``new``, and how many; ``None``: it is not one place."""
+    """Return where steps were inserted into ``old`` to make ``new``, and how many; ``None`` if not in one place."""
     size = len(new) - len(old)
     for labels in (True, False):  # steps that are alike may still differ in whether they belong to a block
         one, other = ([_key(each, labels) for each in run] for run in (old, new))

@@ -1,4 +1,4 @@
-"""The private parts of torch that a plan needs; where one is missing, the plan leaves out what it gives, by name."""
+"""The private parts of torch that a plan needs; a plan does without those that the installed torch lacks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def real() -> AbstractContextManager[Any]:
 
 
 def forget_ranks() -> None:
-    """Leave the process group of the process that this one is a copy of as it is: its ranks know of no copy."""
+    """Forget the process group of the process that this one copies, without ending it: its ranks know of no copy."""
     cast("Any", dist).GroupMember.WORLD = None
 
 
@@ -107,7 +107,7 @@ def stages_know_shapes(stage: Any) -> None:
 
 @contextlib.contextmanager
 def resizes_seen(seen: Callable[[torch.UntypedStorage, int, int], None]) -> Iterator[None]:
-    """Context in which ``seen(storage, before, after)`` learns the bytes of storages that are resized in place."""
+    """Context that calls ``seen(storage, before, after)`` with the bytes of each storage that is resized in place."""
     own = torch.UntypedStorage.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:
@@ -125,9 +125,9 @@ def resizes_seen(seen: Callable[[torch.UntypedStorage, int, int], None]) -> Iter
 
 @contextlib.contextmanager
 def arrays_seen(seen: Callable[[Any, Tensor, bool], Any]) -> Iterator[None]:
-    """Context in which ``tensor.numpy(force=force)`` is ``seen(own, tensor, force)``, where ``own`` is torch's method.
+    """Context in which ``tensor.numpy(force=force)`` calls ``seen(own, tensor, force)``; ``own`` is torch's method.
 
-    A fake number is formatted as the one that is read from it.
+    A fake number is formatted as the value that ``item()`` returns.
     """
     tensors = cast("Any", Tensor)
     numpy, written = tensors.numpy, tensors.__format__
@@ -139,7 +139,7 @@ def arrays_seen(seen: Callable[[Any, Tensor, bool], Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        del tensors.numpy  # torch has it in a class below
+        del tensors.numpy  # torch defines it in a base class
         tensors.__format__ = written
 
 
@@ -150,17 +150,17 @@ _WIDE = (
     "layer_norm group_norm cosine_similarity nll_loss nll_loss2d kl_div l1_loss smooth_l1_loss huber_loss mse_loss "
     "binary_cross_entropy_with_logits logsumexp softmax.int log_softmax.int cumsum cumprod sum sum.dim_IntList prod"
 )
-"""What autocast computes in 32 bits on other devices than the host."""
+"""The operations that autocast computes in float32 on devices other than the host."""
 
 
 def autocast_as_devices_do() -> Any:
-    """Change autocast on the host, until the returned object is freed: it then widens what a device's does."""
+    """Let autocast on the host widen the operations that it widens on devices, until the returned object is freed."""
     library: Any = cast("Any", torch.library).Library("aten", "IMPL")
     for name in _WIDE.split():
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
         with contextlib.suppress(RuntimeError), warnings.catch_warnings():  # the host widens it already
-            warnings.simplefilter("ignore")  # that an operation is widened in another way is what is wanted
+            warnings.simplefilter("ignore")  # about replaced kernels, as intended
             library.impl(name, functools.partial(_widened, operator), "AutocastCPU")
     return library
 

@@ -39,7 +39,7 @@ class Planner:
         job: the planned job.
         mode: the fake mode.
         program: the path of the program.
-        asked: what the command asks for.
+        asked: the command's request.
     """
 
     def __init__(self, job: Job, mode: Any, program: str, asked: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ class Planner:
         return found
 
     def _by_class(self, base: Measured) -> list[tuple[tuple[int, ...], Change]]:
-        """Return the classes of ranks, each with what its first rank needs; of many classes some are not run."""
+        """Return the classes of ranks, each with what its first rank needs; at most :data:`MOST_CLASSES` are run."""
         classes = [(ranks, Change("", "", rank=ranks[0])) for ranks in base.classes]
         if len(classes) == 1:
             return []
@@ -182,10 +182,11 @@ class Planner:
     def measured(self, change: Change) -> Measured:
         """Return what the program needs with a change.
 
-        Of long lists of blocks, two and three are measured, and multiplied. If the model counts its blocks, all are.
+        Long lists are measured with two and with three blocks, and extrapolated. If that fails, as in a model that
+        counts its blocks, all blocks are measured.
 
         Raises:
-            TryError: the program fails with it.
+            TryError: the program fails with the change.
         """
         first = self._alone(change, (blocks.FEW,) * 64)
         if isinstance(first, TryError):
@@ -223,12 +224,12 @@ class Planner:
 
 
 class Copy:
-    """A copy of this process, in which a function runs; on a system without copies, the function runs here.
+    """A forked copy of this process, in which a function runs; on a system without ``fork``, the function runs here.
 
     Args:
         function: returns what was measured.
         alone_with: the only file descriptor that the copy shares with this process, beside a pipe for the result, so
-            that it moves no position in a file and holds no connection open; ``None``: it shares all.
+            that the copy moves no position in a file and holds no connection open; ``None``: it shares all.
         program: the path of the program, whose line is named if the function fails.
     """
 
@@ -274,19 +275,19 @@ class Copy:
 
 
 def _open_files() -> dict[int, tuple[int, int]]:
-    """Return which file each descriptor of this process stands for."""
+    """Return the file of each descriptor of this process."""
     found = {}
     for each in map(int, os.listdir("/dev/fd")):
-        with contextlib.suppress(OSError):  # the one that listed them
+        with contextlib.suppress(OSError):  # the descriptor of the listing
             status = os.fstat(each)
             found[each] = status.st_dev, status.st_ino
     return found
 
 
 def _close_inherited(inherited: dict[int, tuple[int, int]], kept: set[int]) -> None:
-    """Let descriptors that came from another process lead nowhere; an object that holds one may still close it.
+    """Redirect inherited descriptors to the null device; an object that holds one may still close it.
 
-    What a library has opened when the process was copied, as libuv does for torch's store, is its own.
+    Descriptors that a library opens in the copy when it is forked, as libuv does for torch's store, are not redirected.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     for each, file in _open_files().items():
@@ -305,11 +306,11 @@ def _outcome(function: Callable[[], Measured], program: str) -> Measured | TryEr
 
 
 def cause(error: BaseException, program: str = "") -> str:
-    """Return an exception as one line, with the line of ``program`` that led to it, if one did, and with a cure."""
+    """Return an exception as one line, with the line of ``program`` that led to it and with a cure, if there are."""
     text = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
     is_own = program_files(program)
     own = [each for each in traceback.extract_tb(error.__traceback__) if program and is_own(each.filename)]
-    if own and not isinstance(error, UnreadableError):  # which names it
+    if own and not isinstance(error, UnreadableError):  # whose message names the line
         text += f" (at {os.path.relpath(own[-1].filename)}:{own[-1].lineno})"
     if any(words in text for words in _NAMES_A_DEVICE):
         text += " A plan has no devices: write self.device where the program names one."
@@ -317,4 +318,4 @@ def cause(error: BaseException, program: str = "") -> str:
 
 
 _NAMES_A_DEVICE = "not linked with support for", "not compiled with", "two different devices"
-"""What torch says of a device that is not there, or of tensors on others."""
+"""Parts of torch's messages on a device that is missing, and on tensors on different devices."""

@@ -49,8 +49,8 @@ from drivetrain.strategies.step import Step
 from drivetrain.trials.child import LEFT_OUT, NoLogger
 
 WINDOWS = 2
-"""The first is not reported: its sharding propagation makes tensors of global size, and it creates the state of the
-optimizer."""
+"""How many windows are run. The first is not reported: in it, sharding propagation makes tensors of global size, and
+the optimizer creates its state."""
 MOST_BATCHES = 2
 """Batches of a window that are run; further ones repeat the last."""
 
@@ -61,12 +61,12 @@ class _EndedError(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is run in place of the unchanged program.
+    """A variant of the program.
 
     Attributes:
         lengths: for each list of repeated blocks, how many of them are left; ``None``: all.
-        divides: the micro-batch is divided by this number, and the window has as many times more batches.
-        samples: the micro-batch has so many samples, and the window as many batches as before.
+        divides: the micro-batch is divided by this number, and the number of batches of a window is multiplied by it.
+        samples: the samples of a micro-batch, with as many batches as before; ``None``: the program's own number.
         recomputes: blocks recompute their activations in the backward pass.
         foreach: optimizers step all parameters in one call, as on devices other than the host.
     """
@@ -123,7 +123,7 @@ class Watch(Callback):
 
 
 class WatchBackward(Watch):
-    """Knows more of the phases, where the strategy calls the hooks of the backward pass."""
+    """Also follows the backward pass, for strategies that call its hooks."""
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Follow the phase."""
@@ -197,7 +197,7 @@ class Windows:
     result: Any = None
 
     def _quiet(self, trainer: Any, model: Any) -> None:
-        """Leave out what writes files or to the terminal, and every limit and validation."""
+        """Switch off what writes files or to the terminal, and every limit and validation."""
         self._is_compiled = bool(trainer.settings.compile)
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="drivetrain-plan-"))
         own = model.configure_callbacks
@@ -216,7 +216,7 @@ class Windows:
         trainer.save_checkpoint = lambda *args, **options: None
 
     def _prepare(self, trainer: Any, set_up: Callable[[Any], None]) -> None:
-        """Set the model up on fake tensors, of which everything is recorded from now on."""
+        """Set up the model on fake tensors, and record everything from here on."""
         module = trainer.lightning_module
         # a pipeline cuts its stages from all blocks
         self.lists = blocks.shorten(module, None if _owns_step(trainer.strategy) else self.case.lengths)
@@ -272,7 +272,7 @@ class Windows:
         own.phase = "forward"
 
     def note(self, hook: str) -> None:
-        """Note the live bytes at a hook; those of the last batch remain."""
+        """Record the live bytes at a hook, in place of those of an earlier batch."""
         self._live[hook] = sum(self.recorder.sizes.values())
 
     def ends_batch(self, batch_idx: int) -> None:

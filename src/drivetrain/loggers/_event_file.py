@@ -35,7 +35,7 @@ class EventFile(SummaryWriter):
         self, log_dir: str, event_file: str | None = None, mark: str = "", purges_charts: bool = False, **kwargs: Any
     ) -> None:
         suffix = kwargs.get("filename_suffix", "")
-        # TensorBoard reads files in the order of their names: also those that a process opens within one second
+        # TensorBoard reads files in the order of their names; the last number orders files of the same second
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS):05d}"
         self.event_file = event_file or os.path.join(log_dir, name + mark + suffix)
         self._begun, self._purges_charts = event_file is not None, purges_charts

@@ -1,4 +1,4 @@
-"""A program's process: ``python -m drivetrain.proof.child program.py ...`` records its steps, and runs the program."""
+"""Run a program and record its optimizer steps: ``python -m drivetrain.proof.child program.py ...``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drivetrain.proof.records import VARIABLE
 
 
 def main() -> int:
-    """Record the program on the command line, as :data:`VARIABLE` asks for."""
+    """Run and record the program on the command line; :data:`VARIABLE` has the recorder's arguments."""
     parser = argparse.ArgumentParser("drivetrain prove-resume")
     add_program_arguments(parser)
     given = parser.parse_args()

@@ -31,9 +31,9 @@ def parser(prog: str) -> argparse.ArgumentParser:
         prog, description="Write one HTML page on a run, or on what differs between two runs.", allow_abbrev=False,
         epilog="exit codes: 0 fine, 1 slower than --max-slower allows, 2 wrong usage or nothing to read",
     )  # fmt: skip
-    made.add_argument("run", metavar="RUN", nargs="+", help="a log folder, a folder above some, or run.json")
+    made.add_argument("run", metavar="RUN", nargs="+", help="a log folder, a folder that contains some, or a run.json")
     made.add_argument("--output", metavar="FILE", help="the page; default: report.html in the folder of the last RUN")
-    made.add_argument("--json", action="store_true", help="print the same as JSON, and write no page without --output")
+    made.add_argument("--json", action="store_true", help="print the report as JSON; write a page only with --output")
     made.add_argument(
         "--max-slower",
         metavar="5%",

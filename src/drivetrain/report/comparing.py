@@ -63,7 +63,7 @@ def summary(run: Run) -> dict[str, dict[str, float]]:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return ``value`` if it is a mapping: a record may have been edited."""
+    """Return ``value`` if it is a mapping, else an empty one: a record may have been edited."""
     return value if isinstance(value, Mapping) else {}
 
 

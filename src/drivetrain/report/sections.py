@@ -108,7 +108,7 @@ def values(run: Run) -> str:
 
 
 def phases(run: Run) -> str:
-    """Return where the time of the newest fit went, and that of all runs of the training."""
+    """Return where the time of the newest fit went, and the time of all runs of the training."""
     spent, ledger = mapping(run.last.get("time")), mapping(run.goodput)
     parts = []
     if seconds := mapping(spent.get("seconds")):
@@ -262,7 +262,7 @@ def shortened(value: Any, most: int) -> str:
 
 
 def _lines(content: str, is_diff: bool = False) -> str:
-    """Return the lines of a file, those of a diff coloured."""
+    """Return the lines of a file; the lines of a diff are coloured."""
     kinds = {"+": "ins", "-": "del"} if is_diff else {}
     marked = []
     for line in content.splitlines():

@@ -30,14 +30,14 @@ from drivetrain.tuner.batch_size_finder import BatchSizeFinder
 from drivetrain.tuner.lr_finder import LearningRateFinder
 
 LEFT_OUT = (Checkpoint, GoodputMonitor, ModelSummary, ProgressBar, Timer, BatchSizeFinder, LearningRateFinder)
-"""Callbacks that write files or to the terminal, limit the time, or train by themselves."""
+"""Callbacks that a trial leaves out: they write files or to the terminal, limit the time, or train by themselves."""
 
 _LEAST_STEPS = 20
 _LEAST_S = 1.0  # steps that take less time in all measure the load of the machine, not the change
 
 
 class NoLogger(DummyLogger):
-    """Stands for the program's loggers: it writes nothing, and its folders are those of the trial."""
+    """Replaces the program's loggers: writes nothing, and has the trial's folder."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -58,7 +58,8 @@ class Trial(Callback):
     Args:
         result: the file to which the result is written.
         folder: an empty folder, in place of the Trainer's ``default_root_dir``.
-        steps: how many optimizer steps are measured. ``None``: 20; and ``looks`` returns how many take a second.
+        steps: how many optimizer steps are measured. ``None``: 20, and with ``looks`` the result has the number that
+            takes a second.
         warmup: how many steps come before them.
         cure: the attributes of a :class:`drivetrain.trials.cures.Cure`; ``None``: the program as it is.
         looks: add the cures for this program to the result, and the number of steps for further trials.

@@ -20,7 +20,7 @@ from drivetrain.trials import NAMES
 from drivetrain.trials.measuring import LEAST_GAIN, Result, Trials
 
 SCHEMA = 1
-"""The version of the form of the JSON."""
+"""The version of the JSON output."""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -32,11 +32,11 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "checkpoints nor logs are written.",
         epilog="Exit codes: 0: measured, 1: the program fails or cannot be measured, 2: wrong usage, 130: interrupted.",
     )
-    made.add_argument("--steps", type=positive, help="optimizer steps to measure (default: 20, or for a second)")
-    made.add_argument("--rounds", type=positive, default=3, help="how often each is measured at most (default: 3)")
+    made.add_argument("--steps", type=positive, help="steps to measure (default: 20, or as many as take a second)")
+    made.add_argument("--rounds", type=positive, default=3, help="most measurements of each change (default: 3)")
     made.add_argument(
         "--only", action="append", default=[], type=_cure, metavar="NAME",
-        help=f"try only this, as num_workers or num_workers=4; may be repeated. There are: {', '.join(NAMES)}",
+        help=f"try only this, such as num_workers or num_workers=4; may be repeated. There are: {', '.join(NAMES)}",
     )  # fmt: skip
     made.add_argument("--timeout", type=float, default=3600.0, help="seconds for a trial (default: 3600)")
     made.add_argument("--json", action="store_true", help="print the result as JSON")

@@ -1,4 +1,4 @@
-"""What may make a fit faster: which cures apply to a program, what to write for each, and how a trial applies it."""
+"""Cures, changes that may make a fit faster: which apply to a program, what to write, and how a trial applies them."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Cure:
         loader: attributes of the training loader that it changes.
         settings: arguments of the Trainer that it changes.
         factor: the factor of the batch size; the batches of a window are divided by it.
-        holds: the data set is held in memory as tensors.
-        why_not: why it is not tried; "": it is.
+        holds: whether the data set is held in memory as tensors.
+        why_not: why it is not tried; "" if it is.
         note: what it costs or changes, beyond the time.
     """
 
@@ -206,11 +206,11 @@ def _choice(optimizers: Any, wanted: str | None) -> list[list[str]]:
 
 
 def changed(loader: Any, cure: Mapping[str, Any], batches: int) -> Any:
-    """Return a copy of the training loader with the changes of a cure, which :class:`Cure` has as attributes.
+    """Return a copy of the training loader with the changes of a cure.
 
     Args:
         loader: the training loader, for which :func:`cures_of` has returned the cure.
-        cure: the cure.
+        cure: the attributes of the :class:`Cure`, by name.
         batches: how many batches of the original size a trial trains on.
     """
     changes = dict(cure["loader"])

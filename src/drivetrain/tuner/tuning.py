@@ -1,4 +1,4 @@
-"""Tuner: calls the finders directly."""
+"""The Tuner: runs a finder by itself, without training afterwards."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Tuner:
 
 @contextmanager
 def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
-    """Context in which ``finder`` is the Trainer's only callback; afterwards its counters and results are restored."""
+    """Context in which ``finder`` is the Trainer's only callback; then the Trainer's counters are restored."""
     own, strategy = trainer.__dict__, trainer.strategy
     before = {name: own[name] for name in OF_RUN if name in own}
     kept = list(strategy.optimizers), list(strategy.lr_scheduler_configs), strategy.lightning_module
@@ -158,7 +158,7 @@ def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
 
 
 class _NoEpochs(Callback):
-    """Ends the Tuner's fit after the search. Until then, the module must find the real ``max_epochs``."""
+    """Ends the Tuner's fit after the search. Until then, the module's hooks must see the real ``max_epochs``."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run: Any = trainer.current_run
@@ -166,7 +166,7 @@ class _NoEpochs(Callback):
 
 
 class _TunersRate(LearningRateFinder):
-    """Finds the learning rate of a Tuner; its state returns the losses from other processes."""
+    """Finds the learning rate of a Tuner; its state brings the losses back from other processes."""
 
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().lr_find(trainer, pl_module)
@@ -174,7 +174,7 @@ class _TunersRate(LearningRateFinder):
         run.hooks.observers.clear()  # no warning that nothing is trained, which is intended here
 
     def _apply(self, trainer: Trainer, rate: float) -> None:
-        """Do nothing: there is no training with the rate."""
+        """Do nothing: the Tuner does not train with the found rate."""
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.optimal_lr is None else {"results": self.optimal_lr.results, "found": self.found}
