@@ -243,7 +243,7 @@ def class_of(given: type | Callable[..., Any]) -> type:
 
 
 def listed(value: Any) -> list[Any]:
-    """Return ``value``, one object, several, or none, as a list."""
+    """Return ``value`` as a list: one object, an iterable of objects, or ``None``."""
     if value is None:
         return []
     return list(value) if isinstance(value, Iterable) and not isinstance(value, (str, Mapping, Namespace)) else [value]

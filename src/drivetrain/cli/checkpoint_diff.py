@@ -109,7 +109,7 @@ def _of_tensors(one: Tensor, other: Tensor) -> dict[str, Any] | None:
         difference["dtypes"] = [str(each.dtype).removeprefix("torch.") for each in (one, other)]
     if one.shape != other.shape:
         return {**difference, "shapes": [list(one.shape), list(other.shape)]}
-    if one.dtype != other.dtype and torch.uint64 in (one.dtype, other.dtype):  # no type holds the values of both
+    if one.dtype != other.dtype and torch.uint64 in (one.dtype, other.dtype):  # no dtype has the values of both
         return difference
     count, unbounded = 0, 0
     largest: float = 0

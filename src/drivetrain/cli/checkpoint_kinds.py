@@ -51,7 +51,7 @@ class Opened:
         kind: one of :data:`KINDS`.
         tree: its entries, with the weights under "state_dict". Tensors are read from the disk when they are used.
         files: its files, without the rank files beside it.
-        notes: sentences about what was found and is not in ``tree``.
+        notes: sentences about contents that are not in ``tree``.
     """
 
     path: Path
@@ -175,7 +175,7 @@ def _is_state_dict(value: Mapping[Any, Any]) -> bool:
 
 
 def check_ordinary(found: Opened, sparse: bool) -> None:
-    """Check that every tensor has elements of its own in dense memory, or, with ``sparse``, is sparse.
+    """Check that every tensor is an ordinary dense one; with ``sparse``, sparse ones are allowed, too.
 
     Raises:
         CheckpointError: a tensor is quantized, or sparse where that is not supported; the message names it.

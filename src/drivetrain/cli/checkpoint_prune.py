@@ -194,7 +194,7 @@ def _leftovers(present: list[Path], mains: Mapping[str, Mapping[str, Any]]) -> I
 
 
 def _is_of_a_save(path: Path) -> bool:
-    """Return whether drivetrain can have written what ``path`` contains, whatever its name."""
+    """Return whether drivetrain can have written the contents of ``path``."""
     if path.is_dir():
         return all(each.is_file() and _IN_A_SAVE.fullmatch(each.name) for each in path.iterdir())
     if _PART.fullmatch(path.name) and path.is_file():  # may be cut short anywhere

@@ -31,23 +31,22 @@ def verify(path: str) -> dict[str, Any]:
     """
     place = Path(files.spelled(path))
     notes: list[str] = []
-    problems: list[dict[str, str]] = []
     kind = None
     try:
         found = open_checkpoint(path)
     except (NoCheckpointError, CheckpointNameError):
         raise
     except CheckpointError as error:
-        problems.append({"file": str(place), "problem": str(error)})
         checks = _records(place) if place.is_file() and not checkpoint_safetensors.is_file(place) else ()
-        problems = [{"file": str(file), "problem": text} for file, text in checks] or problems
+        wrong = list(checks) or [(place, str(error))]
     else:
         kind = found.kind
-        problems = [{"file": str(file), "problem": text} for file, text in _problems(found)]
+        wrong = list(_problems(found))
         if any(map(checkpoint_safetensors.is_file, found.files)):
             notes.append(_NO_CHECKSUMS.format("safetensors"))
         elif any(file.suffix != ".safetensors" and is_legacy(file) for file in found.files):
             notes.append(_NO_CHECKSUMS.format("torch's format from before 1.6"))
+    problems = [{"file": str(file), "problem": text} for file, text in wrong]
     return {"path": path, "kind": kind, "ok": not problems, "problems": problems, "notes": notes}
 
 

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str], prog: str) -> int:
         "parser_kwargs": {"prog": prog.rpartition(" ")[0]}, "save_config_callback": save_config.SaveBesideLog,
         "args": [name, *words],
     }  # fmt: skip
-    if {"-h", "--help"} & {*words}:  # with the options of these classes
+    if {"-h", "--help"} & {*words}:  # the help shows the options of these classes, too
         options.update(model_class=model, datamodule_class=data, args=[name, "--help"])
     OneCommand(**options)
     return 0

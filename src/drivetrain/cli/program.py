@@ -30,6 +30,13 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     words.required = False  # else some versions of Python ask for it, too, if PROGRAM is missing
 
 
+def parse_program(prog: str) -> argparse.Namespace:
+    """Parse the command line of a process that a command starts for a program: the program and its arguments."""
+    parser = argparse.ArgumentParser(prog)
+    add_program_arguments(parser)
+    return parser.parse_args()
+
+
 def positive(text: str) -> int:
     """Return the value of an option that must be a whole number of at least 1."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
@@ -38,7 +45,7 @@ def positive(text: str) -> int:
 
 
 def command_of(given: argparse.Namespace, parser: argparse.ArgumentParser, in_copy: bool = False) -> list[str]:
-    """Return what comes after ``python`` to start the parsed program.
+    """Return the words after ``python`` that start the parsed program.
 
     A file that does not exist is wrong usage; with ``in_copy``, it may be in a copy of the working directory. An option
     of the command that comes after the program is passed to the program, with a warning on stderr.

@@ -29,8 +29,8 @@ _LONGEST_SIGNAL_S = 65_535  # that SLURM can send before a job's end
 _STOP_TIMEOUT_S = 600  # the Trainer's default, whose import would take seconds
 
 _CLUSTERS = ("slurm", "trainjob", "ray", "sky", "dstack", "k8s", "docker")
-"""Each has a file in ``templates/``. In that of k8s, the processes of a pod share their process numbers, because Python
-as process 1 would ignore SIGTERM until its fit begins."""
+"""Each has a file in ``templates/``. In k8s.txt, the processes of a pod share their process numbers, because Python as
+process 1 would ignore SIGTERM until its fit begins."""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:

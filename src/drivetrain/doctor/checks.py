@@ -100,7 +100,7 @@ def run(check: Check) -> Result:
         try:
             for item in _items(check, folder, started + check.seconds):
                 kept: list[Any] = result.facts if isinstance(item, str) else result.findings
-                if item not in kept:  # several ranks find the same
+                if item not in kept:  # several ranks report the same finding
                     kept.append(item)
         except Exception as error:  # the system refuses processes or pipes
             result.findings.append(_failed(check.name, f"cannot start: {type(error).__name__}: {text_of(error)}"))

@@ -43,16 +43,13 @@ def available() -> Iterator[Kind | Finding]:
             entry = AcceleratorRegistry.entry(name)
             if entry.cls.is_available():
                 accelerator = entry.build()
-                yield Kind(name, accelerator, list(accelerator.get_parallel_devices(_numbers(accelerator))))
+                numbers = list(range(accelerator.auto_device_count()))
+                yield Kind(name, accelerator, list(accelerator.get_parallel_devices(numbers)))
         except Exception as error:  # a broken package or driver must not hide the other kinds
             yield Finding(
                 f"The accelerator {name!r} raised {type(error).__name__}: {' '.join(text_of(error).split())}",
                 "Its devices cannot be used.", "drivetrain devices, and repair or remove its package or driver.",
             )  # fmt: skip
-
-
-def _numbers(accelerator: Accelerator) -> list[int]:
-    return list(range(accelerator.auto_device_count()))
 
 
 def check() -> Items:
@@ -78,16 +75,13 @@ def check() -> Items:
                 if problem is None:
                     right.append(precision)
                     continue
+                other = "64-true" if precision == "32-true" else "32-true"
                 yield Finding(
                     f'On {where} with precision="{precision}", a small network {problem}.',
                     "A training with it fails, or learns from wrong numbers.",
-                    f"Trainer(precision={_other(precision)}), and report it with the versions of torch and the driver.",
+                    f'Trainer(precision="{other}"), and report it with the versions of torch and the driver.',
                 )  # fmt: skip
             yield f"{where}: {', '.join(right) or 'no precision'}"
-
-
-def _other(precision: str) -> str:
-    return '"32-true"' if precision != "32-true" else '"64-true"'
 
 
 def compare(kind: Kind, index: int, precision: str) -> str | None:

@@ -107,13 +107,8 @@ def compare(classes: Sequence[type[Optimizer]], device: torch.device, dtypes: Se
         yield Finding(
             f"{shown[key]}, in {', '.join(problems)}: {next(iter(problems.values()))}.",
             "Training continues with these weights, and nothing reports it.",
-            f"torch.optim.{key[0]}(..., {other_kernel(key[1])}).",
+            f"torch.optim.{key[0]}(..., foreach={key[1] != 'foreach'}).",
         )  # fmt: skip
-
-
-def other_kernel(kernel: str) -> str:
-    """Return the argument that avoids a kernel."""
-    return "foreach=True" if kernel != "foreach" else "foreach=False"
 
 
 def _problem(

@@ -39,7 +39,8 @@ def _lists(root: nn.Module) -> list[tuple[str, Any]]:
 
 def _form(block: nn.Module) -> tuple[Any, ...]:
     """Return a key that is equal for blocks that can replace each other; it ignores the number of a block."""
-    parameters = tuple((name, tuple(each.shape), each.dtype, each.requires_grad) for name, each in _tensors(block))
+    tensors: list[tuple[str, Any]] = [*block.named_parameters(), *block.named_buffers()]
+    parameters = tuple((name, tuple(each.shape), each.dtype, each.requires_grad) for name, each in tensors)
     plain = tuple(
         (path, type(module).__name__, name, value)
         for path, module in block.named_modules()
@@ -47,10 +48,6 @@ def _form(block: nn.Module) -> tuple[Any, ...]:
         if isinstance(value, (bool, float, str)) or (isinstance(value, int) and not _is_number(name))
     )
     return type(block), parameters, plain
-
-
-def _tensors(block: nn.Module) -> Iterable[tuple[str, Any]]:
-    return [*block.named_parameters(), *block.named_buffers()]
 
 
 def _is_number(name: str) -> bool:
@@ -64,9 +61,9 @@ def lengths(root: nn.Module) -> tuple[tuple[str, int], ...]:
 
 
 def cases(found: tuple[tuple[str, int], ...]) -> list[tuple[int, ...]]:
-    """Return the lengths to measure: all lists short, and each one a block longer."""
+    """Return further lengths to measure: all lists short, but each in turn with one block more."""
     short = (FEW,) * len(found)
-    return [short, *((*short[:at], MORE, *short[at + 1 :]) for at in range(len(found)))]
+    return [(*short[:at], MORE, *short[at + 1 :]) for at in range(len(found))]
 
 
 def shorten(root: nn.Module, to: tuple[int, ...] | None) -> tuple[tuple[str, int], ...]:

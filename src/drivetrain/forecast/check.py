@@ -27,7 +27,7 @@ from drivetrain.launchers.board import leave_board
 from drivetrain.loops.progress import TrainerFn
 
 APART = 0.1
-"""The share of the plan's peak by which the device may differ without a warning."""
+"""The fraction of the plan's peak by which the device's peak may differ without a warning."""
 LONGEST_WAIT_S = 60.0
 _KEEPS = {
     "start": "what is kept between steps (parameters, gradients, the optimizer's state, or tensors of other objects)",

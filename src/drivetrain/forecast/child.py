@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import importlib
@@ -10,13 +9,12 @@ import json
 import os
 import pickle
 import sys
-import time
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.cli.program import parse_program, run_program
 from drivetrain.engine import Engine
 from drivetrain.forecast import standins, torch_tools
 from drivetrain.forecast.allowance import needed
@@ -26,22 +24,21 @@ from drivetrain.forecast.values import Values, read_one_by_one
 from drivetrain.forecast.windows import Case, Windows
 from drivetrain.trainer import trainer as entrance
 
+PROG = "drivetrain plan"
 VARIABLE = "DRIVETRAIN_PLAN"
 """The environment variable with the command's request, as JSON."""
 
 
 def main() -> int:
     """Run the program on the command line, with the plan that :data:`VARIABLE` asks for."""
-    parser = argparse.ArgumentParser("drivetrain plan")
-    add_program_arguments(parser)
-    given = parser.parse_args()
+    given = parse_program(PROG)
     asked = json.loads(os.environ.pop(VARIABLE))
     result = Path(asked["result"])
     _prepare(asked, given.program, result)
     gc.freeze()  # the modules stay: else each collection during the program's imports would visit their objects
     gc.enable()
     try:
-        code = run_program(given, parser.prog)
+        code = run_program(given, PROG)
     except Exception as error:
         write(result, {"failed": cause(error, given.program), "before_fit": True})
         raise
@@ -117,7 +114,7 @@ def _record_reads(trainers: Any, program: str, result: Path, memory: int) -> Non
 
 def become(job: standins.Job, values_until_fit: bool = False) -> Any:
     """Make this process a rank of the planned job, and return the fake mode."""
-    os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # what a step calls beside its operations is no part of a plan
+    os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # a plan records torch's ordinary calls, not the direct ones
     torch.set_num_threads(1)  # nothing is computed, and threads would not survive a copy of the process
     torch_tools.hide_devices()
     mode: Any = torch_tools.fake_mode()
@@ -142,12 +139,12 @@ def _end(result: Path, found: dict[str, Any]) -> None:
     write(result, found)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # what the program does after its fit, and in exit handlers, is no part of the plan
+    os._exit(0)  # neither the program's code after its fit nor its exit handlers belong to the plan
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
     """Write a result for the command."""
-    path.write_bytes(pickle.dumps({**found, "seconds": time.process_time()}))
+    path.write_bytes(pickle.dumps(found))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import pickle
-import shutil
 import signal
 import sys
 import tempfile
@@ -74,10 +73,10 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") 
     given = made.parse_args(arguments)
     device, asked = _asked(given, made)
     command = command_of(given, made)
-    folder = Path(tempfile.mkdtemp(prefix="plan-"))
     found: dict[str, Any] = {}
     try:
-        with signals_as_interrupts():
+        with tempfile.TemporaryDirectory(prefix="plan-", ignore_cleanup_errors=True) as name, signals_as_interrupts():
+            folder = Path(name)
             found = _run(command, asked, folder, given.timeout)
             if found.get("before_fit") and given.devices is not None:
                 asked["values_until_fit"] = True
@@ -90,8 +89,6 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") 
     except KeyboardInterrupt:
         say(f"{prog}: interrupted; the program was ended")
         return 128 + signal.SIGINT
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     if "failed" in found:
         say(f"{prog}: {given.program} cannot be planned: {found['failed']}")
         if given.json:
@@ -170,7 +167,6 @@ def report(found: dict[str, Any], given: argparse.Namespace, device: Any) -> dic
     result: dict[str, Any] = {
         "schema": SCHEMA, "program": given.program, "devices": given.devices, "per_node": per_node,
         "device": "cpu" if device is None else device.name, "rank": found["rank"], "memory": memory,
-        "fits": None if memory is None else needed(base, given.devices) <= memory,
         **_needs(base, given.devices, device, per_node),
         "exchanges": _exchanges(base), "unreadable": base.unreadable, "read": base.read,
         "largest_micro_batch": found["largest"], "micro_batch": base.batch_size, "changes": [],
@@ -180,7 +176,7 @@ def report(found: dict[str, Any], given: argparse.Namespace, device: Any) -> dic
             "ranks": numbers_of_ranks(ranks),
             "rank": each.rank,
             "failed": each.failed,
-            **_class(each.found, given.devices, memory),
+            **({} if each.found is None else _size(each.found, given.devices, device)),
         }
         for ranks, each in found["classes"]
     ]
@@ -188,7 +184,6 @@ def report(found: dict[str, Any], given: argparse.Namespace, device: Any) -> dic
         needs = {"failed": change.failed}
         if change.found is not None:
             needs = _needs(change.found, given.devices, device, per_node)
-            needs["fits"] = None if memory is None else needs["needed"] <= memory
         result["changes"].append({"change": change.name, "write": change.write, **needs})
     return result
 
@@ -205,19 +200,17 @@ def numbers_of_ranks(ranks: Sequence[int]) -> str:
     return text + (f", ... ({len(ranks)} ranks)" if len(runs) > MOST_RUNS else "")
 
 
-def _class(found: Any, devices: int, memory: int | None) -> dict[str, Any]:
-    """Return what a class of ranks needs; empty if none of them was run."""
-    if found is None:
-        return {}
+def _size(found: Any, devices: int, device: Any) -> dict[str, Any]:
+    """Return the bytes that a rank needs, and whether the device has them; ``None``: it has no limit."""
     total = needed(found, devices)
-    return {"peak": found.peak.total, "needed": total, "fits": None if memory is None else total <= memory}
+    return {"peak": found.peak.total, "needed": total, "fits": None if device is None else total <= int(device.memory)}
 
 
 def _needs(base: Any, devices: int, device: Any, per_node: int) -> dict[str, Any]:
     peak = base.peak
     where = {"phase": peak.phase, "block": peak.block, "line": _short(peak.line)}
     return {
-        "peak": peak.total, "needed": needed(base, devices), "at": where,
+        **_size(base, devices, device), "at": where,
         "kinds": {name: size for name, size in peak.kinds.items() if size},
         "activations": dict(peak.blocks), "on_host": {name: peak.kinds.get(name, 0) for name in base.on_host},
         "allowance": {} if device is None else allowance(base, devices), **_time(base, device, per_node),

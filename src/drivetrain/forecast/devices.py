@@ -74,7 +74,7 @@ class Device:
     launch_s: float = 4 * _US
 
     def rate(self, dtype: str, *, attention: bool = False) -> float:
-        """Return how many operations per second matrices of ``dtype`` (or attention) reach at best."""
+        """Return the most operations per second that matrices of ``dtype`` (or attention) reach."""
         kind = "float8" if dtype.startswith("float8") else dtype
         if kind not in self.rates:
             raise ConfigurationError(

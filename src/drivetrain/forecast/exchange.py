@@ -158,7 +158,7 @@ def of_window(recorded: Recorded, batches: int, device: Device, per_machine: int
     steps = fused(recorded.steps) if recorded.is_compiled else recorded.steps
     tf32 = recorded.allows_tf32
     told = forecast(steps, device, per_machine, tf32=tf32)
-    if recorded.pipeline is not None:  # each batch fills and empties it
+    if recorded.pipeline is not None:  # each batch fills and empties the pipeline
         factor = batches / min(batches, 2)
         return in_pipeline(Forecast(*(factor * each for each in astuple(told))), *recorded.pipeline)
     ends = (at for at in range(1, len(steps)) if steps[at].phase == "forward" and steps[at - 1].phase != "forward")
@@ -176,11 +176,11 @@ def _copy_in(steps: Sequence[Step], index: int) -> Operation | None:
 
 
 def in_pipeline(window: Forecast, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> Forecast:
-    """Return the forecast of a rank of a pipeline: its own ``window``, and the bubble.
+    """Return the forecast of a rank of a pipeline: the time of its ``window``, and the bubble.
 
     A rank waits until the first micro-batch comes to it, and after the last one has left. With GPipe and 1F1B it
-    waits for as long as ``ranks - 1`` of its micro-batches take. With several stages on each rank (interleaved 1F1B)
-    it waits for one stage of each, which takes a share of that.
+    waits for as long as ``ranks - 1`` of its micro-batches take. With several stages on each rank (interleaved 1F1B) it
+    waits for one stage of each rank, which takes less time.
 
     Args:
         window: all micro-batches of the rank.
@@ -190,6 +190,6 @@ def in_pipeline(window: Forecast, ranks: int, micro_batches: int, stages_per_ran
 
 
 def fastest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return the names of runs that do the same work, the fastest first, with the ratio of each step's time to its."""
+    """Return the names of runs that do the same work, the fastest first, and the ratio of each step to its step."""
     order = sorted(seconds, key=lambda name: seconds[name])
     return [(name, seconds[name] / seconds[order[0]]) for name in order]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -41,7 +40,7 @@ _MARKS = {
     "foreach_all_gather": EXCHANGED, "foreach_all_gather_copy_out": GATHERED, "foreach_reduce": EXCHANGED,
     **dict.fromkeys(torch_private.FUNCTIONS_OF_DDP, EXCHANGED), torch_private.COMPUTES_SHAPES: _SHAPES,
 }  # fmt: skip
-"""Functions of torch, and the kind of what they allocate."""
+"""Functions of torch, and the kind of the memory that they allocate."""
 
 _FREE = ("detach", "view", "alias", "_unsafe_view", "t", "transpose", "expand", "permute", "slice", "select", "split",
          "unsqueeze", "squeeze", "as_strided", "unbind", "chunk", "empty", "empty_like", "empty_strided")  # fmt: skip
@@ -59,7 +58,7 @@ class Lines:
         self._known: dict[str, bool] = {}
 
     def here(self) -> tuple[str, str, str]:
-        """Return the line as "file.py:12"; the kind of what is allocated, if a function of :data:`_MARKS` is on the
+        """Return the line as "file.py:12"; the kind of allocated memory, if a function of :data:`_MARKS` is on the
         stack; and the name of that function, if it exchanges on a stream of its own.
         """
         frame: Any = sys._getframe(2)
@@ -100,7 +99,6 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         self.nodes: dict[int, tuple[str, str]] = {}
         self._node = ("", "")
         self.handles: list[Any] = []
-        self.reads: dict[str, int] = defaultdict(int)
 
     # ---- where the program is --------------------------------------------------------------------------------
 
@@ -154,7 +152,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
     def _grow(self, number: int, size: int, place: Any) -> None:
         if size:
             self.sizes[number] += size
-            self.ledger.events.append(Event(len(self.ledger.steps), number, size, place[0], place[1], place[2]))
+            self.ledger.events.append(Event(number, size, place[0], place[1], place[2]))
 
     def _free(self, key: int, number: int) -> None:
         if self.numbers.get(key) == number:
@@ -283,7 +281,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
             is_known, known = self.values.take(key)  # even if it is not needed, to keep the order
         try:
             return func(*args, **kwargs)
-        except torch_tools.dynamic_errors() as error:
+        except (torch_private.NeedsValues, torch_private.NeedsShapes) as error:
             if not is_known:
                 raise UnreadableError(where, str(func)) from error
         self.ledger.read[where] = self.ledger.read.get(where, 0) + 1

@@ -94,13 +94,11 @@ class Event:
     """A change of the live bytes.
 
     Attributes:
-        at: the number of operations issued before.
         storage: the number of the storage.
-        size: the bytes by which it grows; negative: by which it shrinks.
+        size: the bytes by which the storage grows; negative if it shrinks.
         phase, block, line: as of an operation.
     """
 
-    at: int
     storage: int
     size: int
     phase: Phase

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ def rank_classes(module: nn.Module, ranks: int, owners: dict[str, int], pipeline
     Args:
         module: the model, whose parameters are set up.
         ranks: the number of ranks.
-        owners: for each parameter, the rank of a pipeline that holds it.
+        owners: the rank of a pipeline that holds each parameter.
         pipeline: the number of ranks in a pipeline; 1 without one.
     """
     shapes: list[list[Any]] = [[] for _ in range(ranks)]
@@ -42,10 +43,7 @@ def rank_classes(module: nn.Module, ranks: int, owners: dict[str, int], pipeline
         for rank, place in places:
             local = _local(shape, placements, dimensions, place)
             shapes[rank].append((local, len(items)))
-            count = 1
-            for size in local:
-                count *= size
-            sizes[rank] += count * sum(items)
+            sizes[rank] += math.prod(local) * sum(items)
     found: dict[Any, list[int]] = {}
     for rank in range(ranks):
         ends = (rank % pipeline == 0, rank % pipeline == pipeline - 1) if pipeline > 1 else ()

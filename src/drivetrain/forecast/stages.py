@@ -34,7 +34,7 @@ class Pipeline:
 
 PIPELINE = Pipeline()
 _STAGES: list[nn.Module] = []
-"""Copies of all stages, because a rank keeps the parameters of its own ones only."""
+"""Copies of all stages, because a rank keeps only the parameters of its own stages."""
 _SHAPES: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
 """The inputs and the outputs of each stage for one micro-batch."""
 

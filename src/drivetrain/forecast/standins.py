@@ -1,4 +1,4 @@
-"""Stand-ins for what a laptop lacks: the devices, the machines, and the other ranks of a job."""
+"""Stand-ins for the devices, the machines and the other ranks of a job, which a laptop lacks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Job:
     Attributes:
         devices: the number of ranks.
         per_node: the number of ranks on each machine.
-        rank: the rank that this process stands for.
+        rank: the rank that this process plays.
         on_host: whether the devices are the processors of the hosts.
     """
 
@@ -64,7 +64,7 @@ class PlannedAccelerator(CPUAccelerator):
 
 
 class PlannedEnvironment(ClusterEnvironment):
-    """The ranks of a planned job, none of which this process starts."""
+    """The ranks of a planned job; this process starts none of them."""
 
     def __init__(self, job: Job) -> None:
         super().__init__({})
@@ -134,7 +134,7 @@ def refused_strategy(strategy: Strategy) -> str | None:
 
 
 def stand_in_for_ranks(job: Job) -> None:
-    """Change drivetrain, in this process, so that all other ranks of ``job`` seem to pass the values of this one."""
+    """Change drivetrain, in this process: collectives return as if all ranks of ``job`` had the values of this one."""
     strategies, groups = cast("Any", ParallelStrategy), cast("Any", TorchGroup)
 
     def meet(strategy: Any) -> None:
@@ -212,8 +212,8 @@ ANSWERS: dict[str, Callable[..., Any]] = {
 def parameters_become_fake(mode: Any) -> None:
     """Change torch, in this process, so that a module's parameters and buffers have no values from their start.
 
-    A layer's constructor allocates them without writing to them, and the initialisation then finds fake ones; so a
-    model may be larger than this machine's memory.
+    A layer's constructor allocates memory without writing to it, and its initialization then writes to fake tensors. So
+    a model may be larger than this machine's memory.
     """
     module = cast("Any", nn.Module)
     register_parameter, register_buffer = module.register_parameter, module.register_buffer

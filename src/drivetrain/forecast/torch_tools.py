@@ -20,7 +20,7 @@ from drivetrain.base.torch_private import number_of_node, operation_name
 
 
 def fake_mode() -> AbstractContextManager[Any]:
-    """Return the context in which operations compute shapes only; real tensors are accepted beside fake ones."""
+    """Return the context in which operations compute shapes only; it accepts real tensors, too."""
     return torch_private.FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -46,11 +46,6 @@ def alike(mode: Any, tensor: Tensor) -> Tensor:
     with mode:
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
-
-
-def dynamic_errors() -> tuple[type[BaseException], ...]:
-    """Return the exceptions of operations whose result depends on values."""
-    return torch_private.NeedsValues, torch_private.NeedsShapes
 
 
 def depends_on_values(func: Any) -> bool:
@@ -176,21 +171,19 @@ def _widened(operator: Any, *args: Any, **options: Any) -> Any:
 
 # ---- which operation of the forward pass a backward one belongs to ---------------------------------------------------
 
-_NODE: Callable[[], Any] | None = torch_private.running_node
-_COUNTER: Callable[[], int] | None = torch_private.newest_node
-KNOWS_NODES = _NODE is not None and _COUNTER is not None
-"""Whether torch says which node of the graph runs; without it, operations of the backward pass have no line."""
+KNOWS_NODES = None not in (torch_private.running_node, torch_private.newest_node)
+"""Whether torch tells which node of the graph runs; if not, operations of the backward pass have no line."""
 
 
 def running_node() -> int | None:
     """Return the number of the node that the backward pass runs; ``None`` outside of one."""
-    node = _NODE() if KNOWS_NODES and _NODE is not None else None
+    node = torch_private.running_node() if KNOWS_NODES else None
     return None if node is None else number_of_node(node)
 
 
 def newest_node() -> int:
     """Return the number of the node that was made last."""
-    return _COUNTER() - 1 if KNOWS_NODES and _COUNTER is not None else -1
+    return int(torch_private.newest_node()) - 1 if KNOWS_NODES else -1
 
 
 # ---- collectives -----------------------------------------------------------------------------------------------------
@@ -214,10 +207,9 @@ def collective_name(func: Any) -> str | None:
 
 def ranks_of(func: Any, args: Any) -> list[int]:
     """Return the global ranks that take part in a collective."""
-    group = torch_private.group_of_collective(func, args)
-    return dist.get_process_group_ranks(group)
+    return dist.get_process_group_ranks(torch_private.group_of_collective(func, args))
 
 
 def largest(tensors: list[Tensor]) -> Tensor | None:
-    """Return the tensor with the most bytes: of a gather its output, of a reduce-scatter its input."""
+    """Return the tensor with the most bytes: the output of a gather, the input of a reduce-scatter."""
     return max(tensors, key=lambda each: each.numel() * each.element_size(), default=None)

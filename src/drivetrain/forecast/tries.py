@@ -58,14 +58,9 @@ class Planner:
                 return {"reads": sum(each.nbytes for each in started.model.parameters())}
             return {"failed": str(error)}
         classes = self._by_class(base) if self.asked["rank"] is None else []
-        worst = max(
-            (each for _, each in classes if each.found is not None),
-            key=lambda each: each.found.peak.total if each.found else 0, default=None,
-        )  # fmt: skip
-        if worst is not None and worst.found is not None and worst.rank is not None:
-            base, self.rank = worst.found, worst.rank
-        found = {"base": base, "rank": self.rank, "classes": classes, "plan": str(trainer.plan), "changes": [],
-                 "largest": None}  # fmt: skip
+        if run := [(each.found, each.rank or 0) for _, each in classes if each.found is not None]:
+            base, self.rank = max(run, key=lambda each: each[0].peak.total)
+        found = {"base": base, "rank": self.rank, "classes": classes, "changes": [], "largest": None}
         if self.asked.get("tries") or (not fits(base) and self.asked.get("tries") is not False):
             found["changes"] = list(self._tried(fits))
             found["largest"] = self.largest_batch(base, fits)
@@ -95,17 +90,14 @@ class Planner:
         for change in sorted(helpful, key=lambda each: each.found.peak.total if each.found else 0):
             if together is not None and {*together.arguments, *together.case} & {*change.arguments, *change.case}:
                 continue  # the same argument with another value
-            together = change if together is None else self._measure(together.beside(change))
+            together = change if together is None else self._measured_together([together.beside(change)])[0]
             if together is not change:
                 yield together
                 if together.found is None or fits(together.found):
                     return
 
-    def _measure(self, change: Change) -> Change:
-        return self._measured_together([change])[0]
-
     def _measured_together(self, changes: list[Change]) -> list[Change]:
-        """Measure changes, as many at the same time as there are processors."""
+        """Measure changes, at the same time as many as there are processors."""
         most, running = os.cpu_count() or 1, list[tuple[Change, Copy]]()
         for change in [*(each for each in changes if not each.failed), None]:
             while running and (change is None or len(running) >= most):
@@ -188,23 +180,19 @@ class Planner:
         Raises:
             TryError: the program fails with the change.
         """
-        first = self._alone(change, (blocks.FEW,) * 64)
-        if isinstance(first, TryError):
-            first = self._alone(change, None)
-        if isinstance(first, TryError):
-            raise first
-        if not first.lists or first.is_complete:
-            return first
-        more = [self._alone(change, each) for each in blocks.cases(first.lists)[1:]]
-        if any(isinstance(each, TryError) for each in more):
-            whole = self._alone(change, None)
-            if isinstance(whole, TryError):
-                raise whole
-            return whole
-        return multiplied(first, [each for each in more if isinstance(each, Measured)], blocks.FEW)
+        try:
+            first = self._alone(change, (blocks.FEW,) * 64)
+            more = [self._alone(change, each) for each in blocks.cases(first.lists)]
+        except TryError:
+            return self._alone(change, None)
+        return multiplied(first, more, blocks.FEW) if more else first
 
-    def _alone(self, change: Change, lengths: tuple[int, ...] | None) -> Measured | TryError:
-        """Measure a change in a copy of this process, because a run changes the model."""
+    def _alone(self, change: Change, lengths: tuple[int, ...] | None) -> Measured:
+        """Measure a change in a copy of this process, because a run changes the model.
+
+        Raises:
+            TryError: the program fails with the change.
+        """
 
         def run() -> Measured:
             trainer = self._trainer
@@ -220,14 +208,17 @@ class Planner:
             values = Values(self.asked["values"])
             return Windows(self.job, case, self.mode, self.program, values, batch).run(trainer, self._started)
 
-        return Copy(run, program=self.program).result()
+        found = Copy(run, program=self.program).result()
+        if isinstance(found, TryError):
+            raise found
+        return found
 
 
 class Copy:
     """A forked copy of this process, in which a function runs; on a system without ``fork``, the function runs here.
 
     Args:
-        function: returns what was measured.
+        function: returns the measurement.
         alone_with: the only file descriptor that the copy shares with this process, beside a pipe for the result, so
             that the copy moves no position in a file and holds no connection open; ``None``: it shares all.
         program: the path of the program, whose line is named if the function fails.
@@ -252,7 +243,7 @@ class Copy:
         os.close(writer)
 
     def result(self) -> Measured | TryError:
-        """Return what the function has returned, or why it returned nothing."""
+        """Return the result of the function, or why there is none."""
         if self._here is not None:
             return self._here
         with os.fdopen(self._reader, "rb") as pipe:

@@ -23,8 +23,8 @@ class EventFile(SummaryWriter):
         log_dir: the folder of a new file.
         event_file: an existing file to append to; ``None``: a new file.
         mark: part of the name of a new file, in front of the suffix.
-        purges_charts: the first value of a chart with several curves hides what an earlier process wrote to it for this
-            step and later ones. TensorBoard keeps each curve of such a chart in a folder of its own.
+        purges_charts: the first value of a chart with several curves hides the values that an earlier process wrote for
+            this and later steps. TensorBoard keeps each curve of such a chart in a folder of its own.
         kwargs: arguments for ``SummaryWriter``.
 
     Attributes:

@@ -69,7 +69,7 @@ class Logger(ABC):
 
     @property
     def numbers_runs(self) -> bool:
-        """Whether each run gets a version, and so a folder, of its own."""
+        """Whether each run gets its own version, and so its own folder."""
         return False
 
     def continue_run(self, state: Mapping[str, Any], path: str) -> None:

@@ -15,7 +15,7 @@ from drivetrain.proof.records import Start, Step, packed, unpacked
 _WEIGHTS = {"parameters": 20, "optimizer": 6, "inputs": 3, "losses": 2, "hyperparameters": 1, "Python": 1, "torch": 1}
 """How much each equal part counts in the search for the step at which a program continued."""
 _UNTRAINED = 4
-"""How much parameters count that are those of the first step: a program that restores nothing has them, too."""
+"""How much parameters count if they are equal to those of the first step: a program that restores nothing has these."""
 _FOLLOWING = 50
 """How many steps are compared to find where a program continued."""
 OF_TIME = re.compile(r"time|second|speed|_per_|/s\b|throughput|memory|flops|util|\beta\b", re.IGNORECASE)
@@ -55,7 +55,7 @@ class Judgement:
         start: which start contains the difference, from 0.
         rank: the rank that is judged.
         notes: differences that had no effect on anything that is compared.
-        against: the rank of the same run that it was compared with; ``None``: the same rank of another run.
+        against: the rank of the same run with which it was compared; ``None``: the same rank of another run.
         tensor: between ranks, the first tensor that differs: part and name.
     """
 
@@ -92,11 +92,11 @@ def earliest(found: Sequence[Judgement]) -> Judgement:
 def position(steps: Sequence[Step], undisturbed: Sequence[Step], latest: int, ends: bool = False) -> int:
     """Return the index in ``undisturbed`` of the step that is equal or most similar to the first of ``steps``.
 
-    Steps in which nothing is learned may be equal. Of equal steps, one is preferred at which the program can have
-    continued, and after which the following steps are equal, too.
+    Steps in which nothing is learned may be equal. Then a step is preferred at which the program can have continued,
+    and after which the following steps are equal, too.
 
     Args:
-        steps: what a process has recorded.
+        steps: the records of a process.
         undisturbed: the steps of the undisturbed run.
         latest: the number of the step that would have come next without the kill.
         ends: whether the process has ended by itself.
@@ -130,7 +130,7 @@ def _signature(step: Step) -> dict[str, Any]:
 def judge(
     undisturbed: Start, starts: Sequence[Start], rank: int = 0, ignored: Iterable[str] = (), resumes: bool = True
 ) -> Judgement:
-    """Compare each step of ``starts`` with the step of the undisturbed run at which it was made.
+    """Compare each step of ``starts`` with the same step of the undisturbed run.
 
     Args:
         undisturbed: the records of the undisturbed run.
@@ -189,7 +189,7 @@ def judge_ranks(one: Start, other: Start, against: int, rank: int) -> Judgement:
     """Compare what two ranks of one run have in common: parameters, optimizer state, buffers and reduced gradients.
 
     Batch, loss and random state may differ. So may buffers that each rank computes from its own batches, and tensors
-    that only one of the ranks has, such as the optimizer state that ``ZeroRedundancyOptimizer`` divides among them.
+    that exist on one rank only, such as the optimizer state that ``ZeroRedundancyOptimizer`` divides among them.
 
     Args:
         one: the records of rank ``against``.

@@ -54,7 +54,7 @@ class Operations(operations.Operations):  # type: ignore[no-untyped-call]
                     self._names.setdefault(key, []).append(f"{part}: {name}")
 
     def write(self, path: Path) -> None:
-        """Write what was recorded, for :func:`first_difference` and :func:`first_change`."""
+        """Write the recorded operations, for :func:`first_difference` and :func:`first_change`."""
         found = [
             (*each, [name for key in made for name in self._names.get(key, ())])
             for each, made in zip(self.found, self._made, strict=True)

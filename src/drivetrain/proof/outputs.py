@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ def compare(one: Path, other: Path, before: Path, ignored: Collection[Column] = 
     Args:
         one: the folder of the undisturbed run.
         other: the folder of the run that was killed.
-        before: the folder of which both were copies.
+        before: the folder from which both were copied.
         ignored: columns that are not compared.
     """
     found = Written([], set(), [])
@@ -83,8 +84,8 @@ def compare(one: Path, other: Path, before: Path, ignored: Collection[Column] = 
 def _counterpart(name: str, one: Path, other: Path, before: Path) -> Path:
     """Return the file of the killed run that is compared with ``name``.
 
-    A logger gives each start a new folder ``version_<n>``. A checkpoint is compared with that of the last start, if the
-    undisturbed run has made one such folder there.
+    A logger gives each start a new folder ``version_<n>``. A checkpoint is compared with the checkpoint of the last
+    start, if the undisturbed run has made one such folder.
     """
     if name.endswith(_TABLES) or not (found := _VERSION.search(name)):
         return other / name
@@ -124,8 +125,10 @@ def _described(row: Cells, nearest: Cells, count: int) -> str:
 
 def _rows(path: Path, run: Path) -> list[Row] | None:
     """Return a file as rows of a table, one row for a checkpoint; ``None`` if it is of no known kind."""
-    if path.name == run_file.NAME and _is_record(path):
-        return None  # it names the killed attempts, so it always differs
+    if path.name == run_file.NAME:
+        with suppress(OSError, ValueError):
+            run_file.load(path)
+            return None  # it names the killed attempts, so it always differs
     try:
         if path.suffix in _TABLES:
             text = path.read_text(encoding="utf-8").replace(str(run), "{run}")
@@ -138,15 +141,8 @@ def _rows(path: Path, run: Path) -> list[Row] | None:
         else:
             return None
     except (DrivetrainError, ValueError, OSError, csv.Error):
-        return None  # not what its name promises, or cut short by the kill
+        return None  # not of the kind of its name, or cut short by the kill
     return [{name: _shown(value) for name, value in row.items() if _counts(name, value)} for row in rows if row]
-
-
-def _is_record(path: Path) -> bool:
-    try:
-        return bool(run_file.load(path))
-    except (OSError, ValueError):
-        return False
 
 
 def _of_text(text: str, suffix: str) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -248,7 +249,8 @@ def _checkpoints(trainer: Trainer) -> list[dict[str, Any]]:
     """Return the files of each callback that writes checkpoints, then the checkpoint of a fit that was asked to stop. A
     callback need not have all of these attributes.
     """
-    found = [
+    at_stop = [SimpleNamespace(last_model_path=path) for path in trainer._saved_at_stop]
+    return [
         {
             "monitor": getattr(each, "monitor", None),
             "best": getattr(each, "best_model_path", None) or None,
@@ -256,12 +258,8 @@ def _checkpoints(trainer: Trainer) -> list[dict[str, Any]]:
             "last": getattr(each, "last_model_path", None) or None,
             "kept": {path: _number(score) for path, score in getattr(each, "best_k_models", {}).items()},
         }
-        for each in trainer.checkpoint_callbacks
+        for each in (*trainer.checkpoint_callbacks, *at_stop)
     ]
-    at_stop = [
-        {"monitor": None, "best": None, "score": None, "last": path, "kept": {}} for path in trainer._saved_at_stop
-    ]
-    return [*found, *at_stop]
 
 
 def _number(value: Any) -> float | None:

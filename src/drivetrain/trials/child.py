@@ -4,7 +4,6 @@ made the steps of the trial.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -15,10 +14,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
+from drivetrain.base.introspect import reads
 from drivetrain.base.tree import batch_sizes
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.callbacks import GoodputMonitor, ModelSummary, ProgressBar, Timer
-from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.cli.program import parse_program, run_program
 from drivetrain.engine.parts import listed
 from drivetrain.loggers.dummy import DummyLogger
 from drivetrain.loops.loaders import Loaders
@@ -29,6 +29,7 @@ from drivetrain.trials.cures import changed, cures_of
 from drivetrain.tuner.batch_size_finder import BatchSizeFinder
 from drivetrain.tuner.lr_finder import LearningRateFinder
 
+PROG = "drivetrain advise"
 LEFT_OUT = (Checkpoint, GoodputMonitor, ModelSummary, ProgressBar, Timer, BatchSizeFinder, LearningRateFinder)
 """Callbacks that a trial leaves out: they write files or to the terminal, limit the time, or train by themselves."""
 
@@ -43,13 +44,8 @@ class NoLogger(DummyLogger):
         super().__init__()
         self.folder = folder
 
-    @property
-    def save_dir(self) -> str:
-        return self.folder
-
-    @property
-    def log_dir(self) -> str:
-        return self.folder
+    save_dir: str = reads("folder")
+    log_dir: str = reads("folder")
 
 
 class Trial(Callback):
@@ -84,7 +80,7 @@ class Trial(Callback):
         make_job, unshared = trainers._job, loaders.unshared
 
         def job(trainer: Any, fn: TrainerFn, model: Any, passed: Any, datamodule: Any, *checkpoint: Any) -> Any:
-            self._leave_no_trace(trainer, model)
+            leave_no_trace(trainer, model, self._folder)
             if fn is not TrainerFn.FITTING:
                 return make_job(trainer, fn, model, passed, datamodule, *checkpoint)
             self._prepare(trainer)
@@ -108,16 +104,7 @@ class Trial(Callback):
     def _end(self, **found: Any) -> None:
         self.write(**found)
         sys.stdout.flush()
-        os._exit(0)  # what the program does after its fit, and in exit handlers, is no part of the trial
-
-    def _leave_no_trace(self, trainer: Any, model: Any) -> None:
-        """Switch off what writes files or to the terminal, or takes time beside training."""
-        own = model.configure_callbacks
-        model.configure_callbacks = lambda: _without_traces(listed(own()))
-        trainer._callbacks = _without_traces(trainer._callbacks)
-        trainer._loggers = [NoLogger(self._folder)] if trainer._loggers else []
-        trainer.default_root_dir, trainer._profiler = self._folder, None
-        trainer.settings = dataclasses.replace(trainer.settings, max_time=None, profiler=None)
+        os._exit(0)  # neither the program's code after its fit nor its exit handlers belong to the trial
 
     def _prepare(self, trainer: Any) -> None:
         """Refuse a fit that cannot be measured; limit its validations, and apply the cure's settings."""
@@ -173,19 +160,34 @@ class Trial(Callback):
         self._end(**found)
 
 
+def leave_no_trace(trainer: Any, model: Any, folder: str, **settings: Any) -> None:
+    """Switch off what writes files or to the terminal, or takes time beside training.
+
+    Args:
+        trainer: the Trainer before its run.
+        model: its module.
+        folder: an empty folder, in place of the Trainer's own.
+        settings: further settings of the Trainer to replace.
+    """
+    own = model.configure_callbacks
+    model.configure_callbacks = lambda: _without_traces(listed(own()))
+    trainer._callbacks = _without_traces(trainer._callbacks)
+    trainer._loggers = [NoLogger(folder)] if trainer._loggers else []
+    trainer.default_root_dir, trainer._profiler = folder, None
+    trainer.settings = dataclasses.replace(trainer.settings, max_time=None, profiler=None, **settings)
+
+
 def _without_traces(callbacks: Iterable[Any]) -> list[Any]:
     return [each for each in callbacks if not isinstance(each, LEFT_OUT)]
 
 
 def main() -> int:
     """Run the program on the command line, with the trial that :data:`VARIABLE` asks for."""
-    parser = argparse.ArgumentParser("drivetrain advise")
-    add_program_arguments(parser)
-    given = parser.parse_args()
+    given = parse_program(PROG)
     trial = Trial(**json.loads(os.environ[VARIABLE]))
     trial.install()
     try:
-        return run_program(given, parser.prog)
+        return run_program(given, PROG)
     except Exception as error:
         trial.write(failed=_cause(error))
         raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import shutil
 import signal
 import tempfile
 from collections.abc import Sequence
@@ -58,19 +57,16 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain advise"
     made = parser(prog)
     given = made.parse_args(arguments)
     command = command_of(given, made)
-    folder = Path(tempfile.mkdtemp(prefix="advise-"))
     result, code, why = Result(), 0, ""
     try:
-        with signals_as_interrupts():
-            Trials(command, folder, given.steps, given.timeout, say).run(result, given.rounds, given.only)
+        with tempfile.TemporaryDirectory(prefix="advise-", ignore_cleanup_errors=True) as name, signals_as_interrupts():
+            Trials(command, Path(name), given.steps, given.timeout, say).run(result, given.rounds, given.only)
     except CannotTryError as error:
         say(why := f"{prog}: {given.program} cannot be measured: {error}")
         code = 1
     except KeyboardInterrupt:
         say(why := f"{prog}: interrupted; the program was ended")
         code = 128 + signal.SIGINT
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     measured = bool(result.samples_per_s)
     if given.json:
         print(json.dumps(_as_json(given, result) if measured else {"error": why}))

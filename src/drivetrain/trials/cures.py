@@ -67,7 +67,9 @@ def cures_of(trainer: Trainer, given: Any, batches: int) -> list[Cure]:
         batches: how many batches a trial trains on.
     """
     if isinstance(given, DataLoader) and draws_samples(given):
-        found = [*_of_workers(given), _tensors(given), _pinned(trainer, given), _persistent(trainer, given, batches)]
+        counts = [count for count in _WORKERS if count != given.num_workers]
+        found = [Cure(f"num_workers={n}", f"DataLoader(..., num_workers={n})", _with_workers(given, n)) for n in counts]
+        found += [_tensors(given), _pinned(trainer, given), _persistent(trainer, given, batches)]
         found += _larger(trainer, given)
     else:
         why = f"a trial changes a DataLoader with a map-style dataset, and the training data is {_described(given)}"
@@ -80,12 +82,6 @@ def _described(given: Any) -> str:
         own = "an __iter__ of its own" if type(given).__iter__ is not DataLoader.__iter__ else "an iterable-style one"
         return f"a {type(given).__name__} with {own}"
     return f"a {type(given).__name__}"
-
-
-def _of_workers(loader: DataLoader[Any]) -> Iterator[Cure]:
-    for count in _WORKERS:
-        if count != loader.num_workers:
-            yield Cure(f"num_workers={count}", f"DataLoader(..., num_workers={count})", _with_workers(loader, count))
 
 
 def _with_workers(loader: DataLoader[Any], count: int) -> dict[str, Any]:

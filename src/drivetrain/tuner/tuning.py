@@ -65,8 +65,7 @@ class Tuner:
         if method != "fit":
             raise ConfigurationError(f"Tuner.lr_find(method={method!r}): only a fit has a learning rate. Leave it out.")
         finder = _TunersRate(min_lr, max_lr, num_training, mode, early_stop_threshold, update_attr, attr_name)
-        passed = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders}
-        self._run(finder, model, method, passed, dataloaders, datamodule)
+        self._run(finder, model, method, (train_dataloaders, val_dataloaders), dataloaders, datamodule)
         if (sweep := finder.optimal_lr) is not None and finder.found is not None:
             self._set(model, datamodule, *finder.found)
         return sweep
@@ -97,23 +96,18 @@ class Tuner:
         """
         check_choice("Tuner.scale_batch_size", "method", method, ("fit", "validate", "test", "predict"))
         finder = _TunersSize(mode, steps_per_trial, init_val, max_trials, batch_arg_name, margin, max_val)
-        passed = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders}
-        self._run(finder, model, method, passed, dataloaders, datamodule)
+        self._run(finder, model, method, (train_dataloaders, val_dataloaders), dataloaders, datamodule)
         if (size := finder.optimal_batch_size) is not None:
             self._set(model, datamodule, batch_arg_name, size)
             finder.show_loaders(self._trainer)
         return size
 
     def _run(
-        self,
-        finder: Callback,
-        model: LightningModule,
-        method: Method,
-        passed: dict[str, Any],
-        dataloaders: Any,
+        self, finder: Callback, model: LightningModule, method: Method, of_fit: tuple[Any, Any], dataloaders: Any,
         datamodule: LightningDataModule | None,
-    ) -> None:
-        given, others, right = {"dataloaders": dataloaders}, passed, "dataloaders"
+    ) -> None:  # fmt: skip
+        others = dict(zip(("train_dataloaders", "val_dataloaders"), of_fit, strict=True))
+        given, right = {"dataloaders": dataloaders}, "dataloaders"
         if method == "fit":
             given, others, right = others, given, "train_dataloaders"
         if wrong := next((name for name, value in others.items() if value), ""):
