@@ -133,8 +133,7 @@ def _items(check: Check, folder: str, deadline: float) -> Items:
                     item = receiver.recv()
                 except EOFError:
                     item = None
-                    if (said := _last_words(running[receiver], folder)) is not None:
-                        yield _failed(check.name, said)
+                    yield _failed(check.name, _last_words(running[receiver], folder))
                 if item is None:
                     del running[receiver]
                 else:
@@ -172,7 +171,7 @@ def _child(check: Check, rank: int, folder: str, sender: Connection) -> None:
     sender.send(None)
 
 
-def _last_words(process: BaseProcess, folder: str) -> str | None:
+def _last_words(process: BaseProcess, folder: str) -> str:
     """Describe how a process ended without a result, with the last line of its output."""
     process.join(5)
     output = Path(folder, f"{process.pid}.txt")

@@ -190,6 +190,6 @@ def in_pipeline(window: Forecast, ranks: int, micro_batches: int, stages_per_ran
 
 
 def fastest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return the names of runs that do the same work, the fastest first, and the ratio of each step to its step."""
+    """Return the names of runs that do the same work, the fastest first, and their times as multiples of its time."""
     order = sorted(seconds, key=lambda name: seconds[name])
     return [(name, seconds[name] / seconds[order[0]]) for name in order]
