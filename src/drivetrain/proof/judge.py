@@ -142,22 +142,17 @@ def judge(
     found = Judgement(rank=rank)
     silent: dict[str, int] = {}  # random generator -> the step at which it differed first
     unseeded = _unequal(undisturbed.steps[0]["random"], starts[0].steps[0]["random"]) if starts[0].steps else []
-    firsts: list[int | None] = []
     latest = 0
     for start in starts:
-        first = None
-        if start.steps:
-            ends = start.end is not None
-            first = position(start.steps, undisturbed.steps, latest, ends) if resumes else 0
-        firsts.append(first)
-        latest = latest if first is None else first + len(start.steps)
-    found.started_at = [None if first is None else first + 1 for first in firsts]
-    found.ended_in = [
-        None if first is None else first + len(start.steps) for first, start in zip(firsts, starts, strict=True)
-    ]
-    for number, (first, start) in enumerate(zip(firsts, starts, strict=True)):
-        if first is None:
+        ends = start.end is not None
+        first = position(start.steps, undisturbed.steps, latest, ends) if start.steps and resumes else 0
+        latest = first + len(start.steps) if start.steps else latest
+        found.started_at.append(first + 1 if start.steps else None)
+        found.ended_in.append(latest if start.steps else None)
+    for number, (began_at, start) in enumerate(zip(found.started_at, starts, strict=True)):
+        if began_at is None:
             continue
+        first = began_at - 1
         for place, (there, here) in enumerate(_pairs(undisturbed, start, first)):
             differing = list(_differences(there, here, undisturbed, is_first=place == 0))
             for name in _unequal(there["random"], here["random"]):
