@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -269,17 +270,6 @@ def _imported(path: Any) -> Any:
     return found if find_open(name) is found else None
 
 
-class _Refuses:
-    """An import hook that prevents one thread from importing any module except the parser's own."""
-
-    def __init__(self) -> None:
-        self._thread = threading.get_ident()
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if threading.get_ident() == self._thread and name.partition(".")[0] not in _MODULES_OF_THE_PARSER:
-            raise ImportError(f"the program has not imported {name!r}, and a checkpoint may not do that")
-
-
 def _options(parser: ArgumentParser, key: str) -> set[str]:
     """Return the names of the options below ``key``; options of a dataclass argument contain a dot."""
     names = (action.dest.removeprefix(f"{key}.") for action in parser._actions)
@@ -329,8 +319,14 @@ def _raising(parser: ArgumentParser) -> Iterator[None]:
 
 @contextmanager
 def _nothing_imported() -> Iterator[None]:
-    """Context in which text from a file cannot cause an import."""
-    hook: Any = _Refuses()
+    """Context in which text from a file cannot cause this thread to import any module but the parser's own."""
+    thread = threading.get_ident()
+
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        if threading.get_ident() == thread and name.partition(".")[0] not in _MODULES_OF_THE_PARSER:
+            raise ImportError(f"the program has not imported {name!r}, and a checkpoint may not do that")
+
+    hook: Any = SimpleNamespace(find_spec=find_spec)
     sys.meta_path.insert(0, hook)
     try:
         yield
