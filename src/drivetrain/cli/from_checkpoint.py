@@ -132,6 +132,14 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
     return result
 
 
+def class_and_arguments(cls: type, saved: dict[str, Any], given: Collection[str]) -> tuple[type, dict[str, Any]]:
+    """Return the class and the arguments of LightningCLI's hyperparameters: see :func:`class_to_build` and
+    :func:`rebuilt`.
+    """
+    found = class_to_build(cls, saved) or cls
+    return found, rebuilt(found, saved, given)
+
+
 def class_to_build(cls: type, saved: dict[str, Any]) -> type | None:
     """Return the class of LightningCLI's hyperparameters, and remove the two keys from ``saved``.
 
