@@ -34,7 +34,7 @@ def check_part(cls: type) -> None:
 
 @supplied
 def check_overrides(cls: type) -> None:
-    """Check that all overrides in a user's class are called, and warn about names that are nearly those of its contract.
+    """Check that all overrides in a user's class are called; warn about names that are nearly those of its contract.
 
     Raises:
         ConfigurationError: the class overrides a member that is never called.
