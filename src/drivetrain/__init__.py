@@ -26,7 +26,6 @@ supply(
         "drivetrain.trainer.attach:with_defaults": "drivetrain.callbacks.defaults:with_defaults",
         "drivetrain.trainer.life:begin_record": "drivetrain.report.record:begin",
         "drivetrain.trainer.life:end_record": "drivetrain.report.record:end",
-        "drivetrain.trainer.properties:callback_class": "drivetrain.callbacks.defaults:callback_class",
         "drivetrain.trainer.properties:familiar_property": "drivetrain.compat.loop_views:familiar_property",
         "drivetrain.trainer.trainer:translated": "drivetrain.compat.translated:translated",
     }

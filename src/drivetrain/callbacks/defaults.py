@@ -38,12 +38,6 @@ _OF_ARGUMENTS = (
 """Arguments of the Trainer that stand for a callback, with its class and what both of them would do."""
 
 
-def callback_class(name: str) -> type:
-    """Return the class with this name in :mod:`drivetrain.callbacks`."""
-    found: type = load(f"drivetrain.callbacks:{name}")
-    return found
-
-
 def with_defaults(given: Sequence[Callback], settings: Settings, environment: ClusterEnvironment) -> list[Callback]:
     """Return the callbacks that were passed and the default ones.
 

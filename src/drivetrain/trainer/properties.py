@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.base.introspect import reads
+from drivetrain.base.introspect import is_own_class, reads
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.supplied import supplied
@@ -64,12 +64,6 @@ def _batch_counts(stage: str, doc: str) -> Any:
 def familiar_property(name: str) -> Any:
     """Return one of the Trainer's properties under Lightning's names."""
     raise AttributeError(f"This Trainer has no {name}, which a part of drivetrain supplies that is not loaded.")
-
-
-@supplied
-def callback_class(name: str) -> type | tuple[()]:
-    """Return the class of one of drivetrain's callbacks; ``()``, of which nothing is an instance, without them."""
-    return ()
 
 
 class Familiar:
@@ -300,8 +294,9 @@ class TrainerView(LimitsView, RankFacts):
         return next(iter(self._callbacks_like("ProgressBar")), None)
 
     def _callbacks_like(self, name: str) -> list[Any]:
-        kind = callback_class(name)
-        return [callback for callback in self.callbacks if isinstance(callback, kind)]
+        """Return the callbacks of one of drivetrain's classes; by name, because the classes know the Trainer."""
+        mros = [(each, type(each).__mro__) for each in self.callbacks]
+        return [each for each, mro in mros if any(cls.__name__ == name and is_own_class(cls) for cls in mro)]
 
     @property
     def callback_metrics(self) -> dict[str, Any]:
