@@ -1,24 +1,23 @@
-"""A program's process, which ``drivetrain prove-resume`` starts: it records the steps of the program that it runs."""
+"""The process that ``drivetrain prove-resume`` starts: it runs a program and records its optimizer steps."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 
-from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.cli.program import parse_program, run_program
 from drivetrain.proof.recorder import Recorder
 from drivetrain.proof.records import VARIABLE
 
+PROG = "drivetrain prove-resume"
+
 
 def main() -> int:
-    """Record the program on the command line, as :data:`VARIABLE` asks for."""
-    parser = argparse.ArgumentParser("drivetrain prove-resume")
-    add_program_arguments(parser)
-    given = parser.parse_args()
+    """Run and record the program on the command line; :data:`VARIABLE` has the recorder's arguments."""
+    given = parse_program(PROG)
     Recorder(**json.loads(os.environ[VARIABLE])).install()
-    return run_program(given, parser.prog)
+    return run_program(given, PROG)
 
 
 if __name__ == "__main__":
