@@ -40,6 +40,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
+from drivetrain.base.supplied import instead_of
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -324,9 +326,8 @@ def is_number(value: Any) -> bool:
 
 def unknown_argument(owner: str, unknown: Mapping[str, Any], known: Iterable[str]) -> UnknownArgumentError:
     """Return the error for arguments that ``owner`` does not have: the first of them, and a similar name."""
-    door = importlib.import_module("drivetrain.base.compat_door")  # which imports this file
     name = next(iter(unknown))
-    cure = door.names_elsewhere().OF_OTHERS.get(f"{owner}.{name}") or did_you_mean(name, known)
+    cure = instead_of("a call", f"{owner}.{name}") or did_you_mean(name, known)
     return UnknownArgumentError(f"{owner} has no argument {name}={shown(unknown[name])}. {cure}")
 
 

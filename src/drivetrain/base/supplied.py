@@ -42,7 +42,7 @@ def instead_of(owner: str, name: str) -> str | None:
     """Return what to write instead of a name that other libraries have and ``owner`` lacks; ``None`` if it is unknown.
 
     Args:
-        owner: a package, "Trainer" for its arguments, or "Engine" for its attributes.
+        owner: a package, "Trainer" for its arguments, "trainer", "LightningModule" or "Engine" for attributes, or "a call".
         name: the name.
     """
     return None

@@ -177,7 +177,9 @@ ENGINE = {
 
 def instead_of(owner: str, name: str) -> str | None:
     """Return what to write instead of ``name``: see :func:`drivetrain.base.supplied.instead_of`."""
-    of_class = {"Trainer": ARGUMENTS, "Engine": ENGINE}.get(owner)
+    tables_of = {"Trainer": ARGUMENTS, "Engine": ENGINE}
+    tables_of |= {"trainer": TRAINER, "LightningModule": MODULE, "a call": OF_OTHERS}
+    of_class = tables_of.get(owner)
     return why_missing(owner, name) if of_class is None else of_class.get(name)
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from drivetrain.base.compat_door import names_elsewhere
 from drivetrain.base.compiled import context_of, own_names
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.supplied import instead_of
 from drivetrain.base.torch_private import BUFFERS, COMPILED_CALL, MODULES, PARAMETERS, STORES
 from drivetrain.engine.ranks import gathered
 from drivetrain.engine.wrappers import unwrapped
@@ -92,7 +92,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
                     return found[name]
             except KeyError:  # the object was made without __new__, as pickles of Lightning's modules are
                 return super().__getattr__(name)
-            cure = None if name.startswith("_") else names_elsewhere().MODULE.get(name)
+            cure = None if name.startswith("_") else instead_of("LightningModule", name)
             if name in own.get("_hparams", ()):
                 cure = f"save_hyperparameters() keeps it in self.hparams: write self.hparams.{name}."
             if cure is None:

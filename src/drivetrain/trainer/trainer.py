@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.base.compat_door import names_elsewhere
 from drivetrain.base.compiled import compiled_in_place, context_of
 from drivetrain.base.files import spelled
 from drivetrain.base.introspect import is_own_class, overrides
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import load
-from drivetrain.base.supplied import supplied
+from drivetrain.base.supplied import instead_of, supplied
 from drivetrain.callback import Callback
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -477,7 +476,7 @@ class Trainer(TrainerView):
     if not TYPE_CHECKING:  # for a type checker, __getattr__ would make every attribute valid
 
         def __getattr__(self, name):
-            if (cure := names_elsewhere().TRAINER.get(name)) is not None:
+            if (cure := instead_of("trainer", name)) is not None:
                 raise MissingAttributeError(f"A Trainer has no attribute {name!r}. {cure}")
             return object.__getattribute__(self, name)  # raises again, with Python's or the property's own message
 
