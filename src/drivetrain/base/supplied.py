@@ -42,7 +42,8 @@ def instead_of(owner: str, name: str) -> str | None:
     """Return what to write instead of a name that other libraries have and ``owner`` lacks; ``None`` if it is unknown.
 
     Args:
-        owner: a package, "Trainer" for its arguments, "trainer", "LightningModule" or "Engine" for attributes, or "a call".
+        owner: a package, "Trainer" for its arguments, or for attributes "trainer", "LightningModule" or "Engine"; "a
+            call": ``name`` is an argument after the class or method that gets it, "ModelCheckpoint.filepath".
         name: the name.
     """
     return None
