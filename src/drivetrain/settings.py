@@ -84,7 +84,7 @@ class Settings:
         accelerator: hardware: "auto", "gpu", a device type, or an Accelerator.
         strategy: how the model is spread over devices: "auto", a name, or a Strategy.
         devices: a number of devices, a list of their indices, or "auto" or -1 for all.
-        num_nodes: number of machines; 1 also means as many as a cluster says that starts the program on each.
+        num_nodes: number of machines; a cluster that starts the program on several machines overrides the default.
         precision: "32-true" (the default), "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true" or "float8".
         logger: loggers or their names ("csv"); True or None: TensorBoard if it is installed, else CSV; False: none.
         callbacks: callbacks, in the order in which they run.
@@ -114,14 +114,14 @@ class Settings:
         benchmark: torch.backends.cudnn.benchmark during the run; None: unchanged.
         inference_mode: validate and test under torch.inference_mode instead of no_grad.
         use_distributed_sampler: split the data over the processes; no effect with one process.
-        split_batches: a loader's batch_size is that of all processes together, not of each.
+        split_batches: divide a loader's batch_size by the number of processes; False: each process uses it.
         profiler: what measures the run: a profiler, "simple", "advanced", "pytorch", "memory" or "xla"; None: nothing.
         detect_anomaly: torch.autograd.set_detect_anomaly during training.
         barebones: switch off logging, checkpoints, progress bar, summary and sanity check.
         plugins: a Precision, CheckpointIO, ClusterEnvironment or LayerSync of your own, or their names.
         sync_batchnorm: batch norm over the batches of all processes; no effect with one process.
         check_collectives: check that all processes make the same collective on tensors; None: the first 100 of a run.
-        stall_timeout_s: say which rank waits where after this time without progress; None: never.
+        stall_timeout_s: report where each rank waits after so many seconds without progress; None: never.
         reload_dataloaders_every_n_epochs: call the loader hooks again every n epochs; 0: never.
         default_root_dir: folder of logs and checkpoints; None: the working directory.
         enable_autolog_hparams: log the hyperparameters of module and datamodule.
@@ -134,7 +134,7 @@ class Settings:
         sample_seeds: the random numbers of a training sample depend only on seed, epoch and index.
         replica_check_every: compare the model's replicas every n optimizer steps and before each save; None: never.
         replay_every: compute every n-th optimizer step twice, and warn if the two results differ; None: never.
-        plan_check: "warn": say if the device's peak of memory is a tenth apart from that of drivetrain plan; None: no.
+        plan_check: "warn": warn if the device's peak memory is 10 % off the estimate of drivetrain plan; None: never.
 
     Raises:
         ConfigurationError: an argument does not accept its value.
@@ -443,7 +443,7 @@ def check(name: str, value: Any) -> None:
 
 
 ENV_PREFIX = "PL_TRAINER_"
-"""``PL_TRAINER_MAX_EPOCHS=3`` stands for ``Trainer(max_epochs=3)``; an argument that is passed wins."""
+"""``PL_TRAINER_MAX_EPOCHS=3`` means ``Trainer(max_epochs=3)``; an argument that the program passes wins."""
 
 _WORDS = {"true": True, "false": False, "none": None}
 
@@ -493,4 +493,4 @@ def _parsed(text: str) -> Any:
 
 
 NOT_YET: dict[str, Any] = {"model_registry": None}
-"""Arguments whose feature does not exist yet, each with the only value accepted, beside what says that it is one."""
+"""Arguments whose feature does not exist yet, each with the only value that it accepts."""

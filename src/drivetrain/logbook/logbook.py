@@ -73,8 +73,9 @@ class Logbook:
         logged_metrics: as ``callback_metrics``, for the names that loggers get, under the loggers' names.
         flushes: the number of times that values were read from a device.
         sum_dtype: the dtype of sums over an epoch; float64 if the device supports it.
-        reduce: returns the sums and the largest of the numbers of the ranks that see different samples, after a check
-            that all have the same names; ``None`` with one rank. ``reduce_world``: the same for all ranks of the job.
+        reduce: called with names and two lists of numbers; checks that the ranks that see different samples have the
+            same names, and returns the sums of the first numbers and the maxima of the second. ``None`` with one rank.
+            ``reduce_world``: the same for all ranks of the job.
         own_reduce: a user strategy's reduction of the ranks' values; ``None``: exact sums.
         history: what loggers get, of all runs of the Trainer; on rank 0.
         sync_metric: how a metric object gathers the ranks' states if not all ranks see different samples.
@@ -105,7 +106,7 @@ class Logbook:
         return scopes[key]
 
     def start_run(self) -> None:
-        """Remove everything that an earlier run has logged; the calling thread is that of the run."""
+        """Remove everything that an earlier run has logged; the run's own thread calls this."""
         self._thread = threading.get_ident()
         for group in self._groups:
             self.reset(group)  # a metric object would keep its state, even from an interrupted run
@@ -171,7 +172,7 @@ class Logbook:
         return outer
 
     def enter_if_left(self, scope: Scope) -> None:
-        """Do the work of :meth:`enter`, unless a hook is running."""
+        """Set the current scope, unless a hook is running, which has its own."""
         if self.scope is None:
             self.scope = scope
 
@@ -206,7 +207,7 @@ class Logbook:
             row.entry.fresh = True
 
     def forget_results(self) -> None:
-        """Remove the values that a trial has logged."""
+        """Remove the values that a sanity check has logged."""
         self.callback_metrics.clear()
         self.logged_metrics.clear()
         self._held.clear()
@@ -420,7 +421,7 @@ class Logbook:
                 )
 
     def metrics(self) -> list[Any]:
-        """Yield the metric objects that are logged in any group."""
+        """Return the metric objects that are logged in any group."""
         entries = [entry for group in self._groups for entry in self._entries(group)]
         return [entry.metric for entry in entries if entry.metric is not None]
 

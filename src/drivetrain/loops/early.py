@@ -1,4 +1,4 @@
-"""Create loaders' iterators when Lightning does: the switch ``early_iterators``.
+"""Create loaders' iterators when Lightning does, if the switch ``early_iterators`` of ``drivetrain.parity`` is on.
 
 A loader may draw random numbers in ``__iter__``, as a DataLoader does for its workers' seed; with the switch, it draws
 them in Lightning's order. Without the switch, nothing here runs.

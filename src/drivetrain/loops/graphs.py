@@ -53,7 +53,7 @@ from drivetrain.loops.step_checks import no_graphs, why_not_now, why_not_recorde
 
 WARM_UPS, TRIALS = 3, 3
 FASTER = 0.98
-"""What a replayed step may take of the time of a step without a graph, to be kept by "auto": times vary by 1 %."""
+"""With "auto", a graph is kept if a replay takes less than this share of the time without it: times vary by 1 %."""
 MOST_GRAPHS = 8
 """How many signatures are recorded at most; each keeps the memory of a step."""
 MOST_CHANGES = 8
@@ -207,7 +207,7 @@ class GraphedSteps:
     def _replayed(self, known: _Recorded, tensors: Sequence[Tensor]) -> Any:
         run = self._run
         run.progress.slot[0] = _OPTIMIZER_STEP
-        run.kept.stepping = True  # an exception before the steps are counted finds changed parameters
+        run.kept.stepping = True  # an exception may find changed parameters before the steps are counted
         self._replay(known, tensors)
         run.progress.count_steps(known.steps)
         run.kept.stepping = False
@@ -242,7 +242,7 @@ class GraphedSteps:
     # ---- before a graph is kept ----------------------------------------------------------------------------------
 
     def _warm_up(self, known: _Recorded, batch: Any, batch_idx: int, tensors: Sequence[Tensor]) -> Any:
-        """Run a step without a graph, and check for effects outside the device that a replay would not have."""
+        """Run a step without a graph, and check for effects outside the device: a replay would not have them."""
         assert self._rates is not None
         watched, host = self._watched or self._watch(), self._host_rng()
         versions = list(map(version_of, tensors))
@@ -250,7 +250,7 @@ class GraphedSteps:
         with self._recorder.beside(waits):
             output = self._run_step(batch, batch_idx)
         why, changed = "", watched.changed()
-        if known.seen == 1:  # objects that are created on first use exist afterwards
+        if known.seen == 1:  # objects that a step creates on first use exist now, so watch them from here on
             if changed and any(each.replay is not None for each in self._known.values()):
                 self._forget(changed)
             self._watch()
@@ -383,7 +383,7 @@ class GraphedSteps:
         with _replaced(self._run.module, "_book", lambda _: logs):
             yield logs
 
-    # ---- when something does not go together ---------------------------------------------------------------------
+    # ---- when a graph cannot be used -----------------------------------------------------------------------------
 
     def _forget(self, changed: str) -> None:
         """Drop all graphs, because an object that they depend on has changed."""

@@ -1,4 +1,4 @@
-"""Compute a window once more from its start, and compare, which shows whether a training step is deterministic."""
+"""Compute a window a second time from its start, and compare: this shows whether the training step is deterministic."""
 
 from __future__ import annotations
 
@@ -99,8 +99,9 @@ class ReplayedWindow:
         self.losses, self.random = list[Tensor | None](), list[dict[str, Any]]()
 
     def keep(self, batch: Any, *others: Any) -> None:
-        """Keep the arguments of the step for a batch, and the random states: fetching a batch may draw, and so may a
-        validation inside of the window. Tensors are copied, because the step may change them.
+        """Keep a batch, the step's other arguments and the random states, which fetching or validating may change.
+
+        Tensors are copied, because the step may write into them.
         """
         arguments, run, rng = (map_leaves(_copied, batch), *others), self._run, rng_state()
         restore_generators = restorer(generators_among(run.module.modules()))
@@ -131,7 +132,7 @@ class ReplayedWindow:
             yield
 
     def differences(self) -> list[str]:
-        """Replay the window; return what has other bits than the first time, as parts of a sentence."""
+        """Replay the window; return the results that are not bit-equal to the first ones, as parts of a sentence."""
         first, other = self._first, self._again()
         pairs = zip(self._batches, first.losses, other.losses, strict=True)
         batches = [str(arguments[1]) for (arguments, *_), *losses in pairs if not _same(*losses)]
@@ -147,7 +148,7 @@ class ReplayedWindow:
         return [*found, f"the random state of {', '.join(states)}"] if states else found
 
     def operations(self) -> list[Operation]:
-        """Replay the window, and return its operations; of those of a backward pass, the place of the forward pass."""
+        """Replay the window, and return its operations; those of a backward pass have the place of their forward."""
         mode = Operations(_place)
         with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes keep the stack of their forward pass
             self._again(mode)
@@ -182,7 +183,7 @@ class ReplayedWindow:
         return {name: None if each.grad is None else _on_host(each.grad) for name, each in named.items()}
 
     def _clipped(self) -> dict[str, Tensor | None]:
-        """Clip the gradients, and return them; scaled ones are not clipped."""
+        """Clip the gradients, and return them; empty if nothing clips, or if the precision scales gradients."""
         run, settings = replace(self._run, hooks=self._run.hooks.without_callbacks()), self._run.settings
         clip = pieces.bind_clipping(run)
         if clip is None or self._optimizer is None or run.engine.precision.scales_loss:

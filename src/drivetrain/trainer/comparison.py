@@ -27,7 +27,7 @@ from drivetrain.trainer.limits import LimitsView
 MAY_DIFFER = {
     "strategy": "the strategy compares its own options",
     "accelerator": "its class is compared",
-    "precision": "what it stands for is compared",
+    "precision": "the class that it selects is compared",
     "plugins": "their classes are compared, where ranks exchange anything through them",
     "devices": "machines may have different devices",
     "callbacks": "those that need every rank are compared: Callback.needs_every_rank",

@@ -271,7 +271,7 @@ def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options
         rank_parts.save(strategy, state, path, weights_only, storage_options, waits=waits)
         strategy.barrier("save_checkpoint")
     if waits:
-        strategy.checkpoint_io.teardown()  # the run, which else ends it, is over
+        strategy.checkpoint_io.teardown()  # no run follows that would end its background process
 
 
 def tear_down(trainer: Trainer, fn: TrainerFn) -> None:

@@ -32,8 +32,8 @@ State = dict[str, Any]
 Trainer = Any  # not imported: the class's module imports this file
 
 _OWN = ("rng", "restart", "rank_state")
-# Keys of ``restart`` that are equal on every rank.
 _OF_THE_WINDOW = frozenset({"callbacks", "buffers", "precision", "rank_state"})
+# Keys of ``restart`` that are equal on every rank.
 _SHARED = frozenset({"samples", "data_ranks", "divided_from", "exact", "settled", "cut_off", "ahead", "loaders"})
 
 
@@ -101,8 +101,8 @@ def own_part(state: Mapping[str, Any]) -> State:
 
 
 def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_only: bool | None) -> list[State]:
-    """Return a list with an entry per rank that has saved; filled are those that this rank needs. Every rank must call
-    it.
+    """Return a list with one entry for each rank that has saved; entries that this rank does not need are empty. Every
+    rank must call it.
 
     If a file is missing or damaged and the run can do without it, its entry has rank 0's part and this process's
     present random state; with another number of ranks it is empty.

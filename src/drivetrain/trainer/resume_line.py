@@ -24,7 +24,7 @@ _SETTINGS = (
 
 
 def circumstances(trainer: Any) -> dict[str, str]:
-    """Return, by name, what a run that resumes may have otherwise, with other numbers as the consequence.
+    """Return, by name, the conditions of this run on which its numbers depend, and which a resumed run may change.
 
     Arguments that have their default are left out.
     """

@@ -289,8 +289,8 @@ class Trainer(TrainerView):
             model: the module that predicts; ``None``: the model of the last run, with its best checkpoint.
             dataloaders: the loader or a list of loaders; ``None``: the datamodule's, or else the model's.
             datamodule: the source of the data, instead of loaders.
-            return_predictions: False keeps no predictions, for a callback that writes them; ``None``: True. ckpt_path,
-            weights_only: as in :meth:`validate`.
+            return_predictions: False keeps no predictions, for a callback that writes them; ``None``: True.
+            ckpt_path, weights_only: as in :meth:`validate`.
 
         Returns:
             One output per batch; with several loaders, a list of outputs for each. Empty with
