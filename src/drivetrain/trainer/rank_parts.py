@@ -8,7 +8,6 @@ running metrics, and the states of the loaders and their workers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.base.lazy import on_first_use
@@ -55,41 +54,6 @@ def of_ended_fit(run: Run | None, strategy: Strategy) -> list[State]:
     if own:
         part["rank_state"] = own
     return strategy.world.gather_objects(part)
-
-
-def meet(strategy: Strategy) -> None:
-    """Wait for all ranks before a save; an error reports a rank that has not called ``save_checkpoint``.
-
-    A save is a series of collectives. Some collectives are torch's own; in those, a rank would wait until the timeout
-    for a rank that calls something else.
-    """
-    if strategy.world.store is not None:
-        strategy.world.barrier("trainer.save_checkpoint")
-
-
-def save(
-    strategy: Strategy,
-    state: Mapping[str, Any],
-    path: str | Path,
-    weights_only: bool = False,
-    options: Any = None,
-    waits: bool = True,
-) -> None:
-    """Write this rank's checkpoint ``state`` to ``path`` and the rank file beside it; every rank must call it.
-
-    Args:
-        strategy: the strategy that writes.
-        state: a result of ``checkpoint.dump``.
-        path: the path of the main file, which rank 0 writes last.
-        weights_only: write no rank files.
-        options: options for the store.
-        waits: wait until the checkpoint is durable; otherwise, with one process, the store may still be writing it.
-
-    Raises:
-        CheckpointError: a rank could not write its file; raised on every rank, and the previous files are unchanged.
-    """
-    part = None if weights_only else own_part(state)
-    rank_files.save(strategy, state, part, path, options, waits=waits)
 
 
 def own_part(state: Mapping[str, Any]) -> State:
