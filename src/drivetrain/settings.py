@@ -274,6 +274,9 @@ _NOT_IN_BAREBONES: dict[str, tuple[Any, ...]] = {
 }
 
 
+_wrong = functools.partial(wrong_value, "Trainer")
+
+
 def seconds_of(name: str, value: Any, owner: str = "Trainer") -> float:
     """Return a duration in seconds: "DD:HH:MM:SS", a timedelta, or a dictionary of timedelta's arguments.
 
@@ -290,9 +293,9 @@ def seconds_of(name: str, value: Any, owner: str = "Trainer") -> float:
         elif isinstance(value, timedelta):
             seconds = value.total_seconds()
     if seconds <= 0:
-        raise _wrong(
-            name, value, 'a duration: "DD:HH:MM:SS", a timedelta or a dictionary of its arguments',
-            f'{name}="00:01:30:00" for an hour and a half', (str, timedelta), owner,
+        raise wrong_value(
+            owner, name, value, 'a duration: "DD:HH:MM:SS", a timedelta or a dictionary of its arguments',
+            f'{name}="00:01:30:00" for an hour and a half', (str, timedelta),
         )  # fmt: skip
     return seconds
 
@@ -312,12 +315,6 @@ _NUMBER = (numbers.Real,)
 def _duration(name: str, value: Any) -> None:
     if value is not None:
         seconds_of(name, value)
-
-
-def _wrong(
-    name: str, value: Any, expected: str, cure: str, types: tuple[type, ...] = (object,), owner: str = "Trainer"
-) -> ConfigurationError:
-    return wrong_value(owner, name, value, expected, cure, types)
 
 
 def _count(lowest: int, optional: bool) -> Callable[[str, Any], None]:

@@ -73,9 +73,8 @@ class Logbook:
         logged_metrics: as ``callback_metrics``, for the names that loggers get, under the loggers' names.
         flushes: the number of times that values were read from a device.
         sum_dtype: the dtype of sums over an epoch; float64 if the device supports it.
-        reduce: called with names and two lists of numbers; checks that the ranks that see different samples have the
-            same names, and returns the sums of the first numbers and the maxima of the second. ``None`` with one rank.
-            ``reduce_world``: the same for all ranks of the job.
+        reduce: for the ranks that see different samples: checks that all have the same names, and returns the sums of
+            one list of numbers and the maxima of another; ``None`` with one rank. ``reduce_world``: for all ranks.
         own_reduce: a user strategy's reduction of the ranks' values; ``None``: exact sums.
         history: what loggers get, of all runs of the Trainer; on rank 0.
         sync_metric: how a metric object gathers the ranks' states if not all ranks see different samples.

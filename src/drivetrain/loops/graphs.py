@@ -17,8 +17,7 @@ measured times.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +32,7 @@ from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.torch_private import version_of
 from drivetrain.base.tree import detach, map_leaves
 from drivetrain.errors import ConfigurationError, RunError
+from drivetrain.logbook.parts import logging_into, replaced_in
 from drivetrain.loops.graph_parts import (
     CannotRecord,
     DeviceRates,
@@ -287,7 +287,7 @@ class GraphedSteps:
             self._give_up(str(error) if isinstance(error, CannotRecord) else f"recording failed with {error!r}")
             return self._run_step(batch, batch_idx)
         counted = run.progress.global_step
-        with self._logs_recorded() as logs, self._recorder.beside():
+        with logging_into(run.module, logs := RecordedLogs()), self._recorder.beside():
             began = self._now()
             output = self._run_step(batch, batch_idx)
             known.times[0].append(self._now() - began)
@@ -353,7 +353,8 @@ class GraphedSteps:
         counted, window, gradients = run.progress.global_step, run.window.state_dict(), self._gradients()
         watched = self._watched or self._watch()
         try:
-            with self._logs_recorded() as logs, _trainer_hidden(module, reads):
+            hidden = replaced_in(module, "_trainer", lambda trainer: TrainerWhileRecording(trainer, reads))
+            with logging_into(module, logs := RecordedLogs()), hidden:
                 index = index_while_recording(reads)
                 known.output, replay = self._recorder.record(lambda: self._run_step(static, index))
             known.calls, known.window = logs.calls, run.window.state_dict()
@@ -375,13 +376,6 @@ class GraphedSteps:
 
     def _gradients(self) -> list[tuple[nn.Parameter, Tensor | None]]:
         return [(each, each.grad) for each in self._run.module.parameters()]
-
-    @contextmanager
-    def _logs_recorded(self) -> Iterator[RecordedLogs]:
-        """Context in which the calls of ``self.log`` are kept instead of logged."""
-        logs = RecordedLogs()
-        with _replaced(self._run.module, "_book", lambda _: logs):
-            yield logs
 
     # ---- when a graph cannot be used -----------------------------------------------------------------------------
 
@@ -411,19 +405,3 @@ class GraphedSteps:
 
 def _copied(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
-
-
-def _trainer_hidden(module: nn.Module, reads: list[str]) -> Any:
-    return _replaced(module, "_trainer", lambda trainer: TrainerWhileRecording(trainer, reads))
-
-
-@contextmanager
-def _replaced(module: nn.Module, name: str, make: Any) -> Iterator[None]:
-    """Context in which the attribute ``name`` of each LightningModule in ``module`` is replaced by ``make`` of it."""
-    with ExitStack() as stack:
-        for each in module.modules():
-            own = each.__dict__
-            if own.get(name) is not None:
-                stack.callback(own.__setitem__, name, own[name])
-                own[name] = make(own[name])
-        yield

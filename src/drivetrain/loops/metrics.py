@@ -112,17 +112,18 @@ _REDUCED: dict[str, Callable[[list[Tensor]], Tensor]] = {
 """How torchmetrics reduces a state over ranks, by the names of its functions."""
 
 
-def copied_states(module: nn.Module) -> dict[str, State]:
-    """Return copies of the states of ``module``'s metric objects: an update may write into the tensors."""
-
-    def copied(value: Any) -> Any:
-        return value.clone() if isinstance(value, Tensor) else copy.copy(value)
-
-    found = {place: state_of(metric) for place, metric in metrics_in(module).items()}
-    return {
-        place: {**saved, "states": {key: copied(value) for key, value in saved["states"].items()}}
-        for place, saved in found.items()
+def copied_state(metric: nn.Module) -> State:
+    """Return a copy of a metric object's state: an update may write into its tensors, and append to its lists."""
+    saved = state_of(metric)
+    values = {
+        key: value.clone() if isinstance(value, Tensor) else copy.copy(value) for key, value in saved["states"].items()
     }
+    return {**saved, "states": values}
+
+
+def copied_states(module: nn.Module) -> dict[str, State]:
+    """Return copies of the states of ``module``'s metric objects by their paths."""
+    return {place: copied_state(metric) for place, metric in metrics_in(module).items()}
 
 
 def set_states(owner: Any, states: Mapping[str, State], forget: bool = True) -> None:

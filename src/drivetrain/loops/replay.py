@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base import torch_private
 from drivetrain.base.compiled import plain_names
-from drivetrain.base.fingerprint import as_integers
 from drivetrain.base.operations import Operation, Operations, innermost_line
 from drivetrain.base.seed import isolate_rng, rng_state, set_rng_state
 from drivetrain.base.torch_private import own_buffers
@@ -135,11 +134,11 @@ class ReplayedWindow:
         """Replay the window; return the results that are not bit-equal to the first ones, as parts of a sentence."""
         first, other = self._first, self._again()
         pairs = zip(self._batches, first.losses, other.losses, strict=True)
-        batches = [str(arguments[1]) for (arguments, *_), *losses in pairs if not _same(*losses)]
+        batches = [str(arguments[1]) for (arguments, *_), *losses in pairs if not same_bits(*losses)]
         found = [f"the loss of batch {', '.join(batches)}"] if batches else []
         for kind in ("gradients", "clipped"):
             before, after = getattr(first, kind), getattr(other, kind)
-            names = [name for name, gradient in before.items() if not _same(gradient, after[name])]
+            names = [name for name, gradient in before.items() if not same_bits(gradient, after[name])]
             if names:
                 found.append(f"the {'clipped ' if kind == 'clipped' else ''}gradients of {some(names)}")
                 break
@@ -226,12 +225,6 @@ def _copied(leaf: Any) -> Any:
 def _loss_in(output: Any) -> Tensor | None:
     loss, _ = loss_of(output, True)
     return None if loss is None else _on_host(loss)
-
-
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return (one.shape, one.dtype) == (other.shape, other.dtype) and torch.equal(as_integers(one), as_integers(other))
 
 
 def _place(frame: Any) -> str:

@@ -212,11 +212,8 @@ class Window:
         If the window ended early, or a batch had no loss, the losses were divided by too large a number.
         """
         if self.reference is None:
-            return (
-                None
-                if self.batches_with_gradients == self.divisor or self.keeps_divisor
-                else self.divisor / self.batches_with_gradients
-            )
+            is_divided = self.keeps_divisor or self.batches_with_gradients == self.divisor
+            return None if is_divided else self.divisor / self.batches_with_gradients
         if self.batches_with_gradients == 1 and self.gather is None:
             return None
         total = self.total
