@@ -302,8 +302,8 @@ def check_count(owner: str, name: str, value: Any, lowest: int = 0, otherwise: i
         WrongTypeError: the value is not an int.
     """
     if not is_count(value, lowest) and not (optional and value is None):
-        cure = f"{name}={count_meant(value, otherwise, lowest)}"
-        raise wrong_value(owner, name, value, f"an int of at least {lowest}", cure, (int,))
+        cure, tail = f"{name}={count_meant(value, otherwise, lowest)}", " or None" if optional else ""
+        raise wrong_value(owner, name, value, f"an int of at least {lowest}{tail}", cure, (numbers.Integral,))
 
 
 def check_choice(owner: str, name: str, value: Any, choices: Sequence[Any]) -> None:

@@ -28,6 +28,7 @@ from drivetrain.errors import (
     ConfigurationError,
     NotSupportedError,
     UnknownArgumentError,
+    check_count,
     count_meant,
     did_you_mean,
     is_count,
@@ -318,15 +319,7 @@ def _duration(name: str, value: Any) -> None:
 
 
 def _count(lowest: int, optional: bool) -> Callable[[str, Any], None]:
-    def check(name: str, value: Any) -> None:
-        if value is None and optional:
-            return
-        if not is_count(value, lowest):
-            tail = " or None" if optional else ""
-            cure = f"{name}={count_meant(value, max(lowest, 1), lowest)}"
-            raise _wrong(name, value, f"an int of at least {lowest}{tail}", cure, (numbers.Integral,))
-
-    return check
+    return lambda name, value: check_count("Trainer", name, value, lowest, max(lowest, 1), optional)
 
 
 def _limit(name: str, value: Any) -> None:

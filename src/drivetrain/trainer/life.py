@@ -94,7 +94,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     several = strategy.world.size > 1
     vote = votes_of(trainer)
     if several:
-        agreed = comparison.compare_start(trainer, fn, job.passed, loaders, datamodule, job.ckpt_path is not None)
+        agreed = comparison.compare_start(trainer, fn, loaders, job.ckpt_path is not None)
     for logger in trainer.loggers if not several or agreed.loggers else ():
         logger.agree_on_run(strategy.broadcast)
     if trainer.settings.profiler is not None:

@@ -85,9 +85,8 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
     parts: list[State] = [{} for _ in range(rank_files.saved_by(listed))]
     as_many, failure = len(parts) == strategy.world_size, None
     main = {key: checkpoint[key] for key in _OWN if key in checkpoint}
-    for rank in (
-        read_by(checkpoint, strategy.global_rank, strategy.world_size) if as_many or is_inside(checkpoint) else ()
-    ):
+    needed = as_many or is_inside(checkpoint)
+    for rank in read_by(checkpoint, strategy.global_rank, strategy.world_size) if needed else ():
         if rank == 0:
             parts[0] = main
             continue
