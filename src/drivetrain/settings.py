@@ -258,7 +258,7 @@ def doc_of(field: dataclasses.Field[Any]) -> str:
 
 
 def documents_arguments(cls: type[T]) -> type[T]:
-    """Class decorator: add the table's entries for arguments of ``__init__`` to the class's docstring."""
+    """Class decorator: add the documentation of the arguments of ``__init__`` to the class's docstring."""
     return describe_arguments(cls, {field.name: doc_of(field) for field in dataclasses.fields(Settings)})
 
 

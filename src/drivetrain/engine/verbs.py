@@ -140,8 +140,8 @@ class Verbs:
         return lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs)
 
     def _known_step(self, optimizer: Optimizer) -> TakeStep | None:
-        """Return :meth:`_take_step`; if the loss is scaled, the result also tells :meth:`_refuse_direct_step` that it
-        is running.
+        """Return the result of :meth:`_take_step`; if the loss is scaled, it sets ``_steps_through_handle`` while it
+        runs, for :meth:`_refuse_direct_step`.
         """
         step = self._take_step(optimizer)
         if step is None or not self.strategy.precision_plugin.scales_loss:

@@ -120,7 +120,7 @@ class Logbook:
         self._compared_sizes = False
         self._logged_before: dict[str, list[Logged]] = {}  # by group
         self._held: dict[Entry, Value | None] = {}  # training's step values when the last evaluation began
-        # name -> the value that the ranks agreed on, in place of a step's own
+        # by name: the value of the last step on which the ranks have agreed
         self._agreed_steps: dict[str, Value] = {}
         # full name -> the scope that logged it first; None: a warning was already issued
         self._logged_first: dict[str, tuple[str, Scope] | None] = {}
@@ -197,7 +197,7 @@ class Logbook:
         self.epoch_done = self.copies = True
 
     def mute(self, muted: bool) -> None:
-        """Set whether logged values are discarded, as while a rank repeats a batch so that the others need not wait."""
+        """Set whether logged values are discarded, as while a rank repeats a batch to keep pace with the others."""
         self.muted = muted
 
     def put_back(self, rows: Sequence[Row]) -> None:

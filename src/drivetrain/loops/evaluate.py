@@ -274,7 +274,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     rows: list[Row] = []
     if stage != "sanity_check":
         in_fit = progress.fn == "fit"
-        between_steps = not in_fit or run.window.batches_done > 0  # their values are logged at the next step
+        between_steps = not in_fit or run.window.batches_done > 0  # the x axis is then the step to come
         step = progress.stepped_batches if between_steps else progress.logger_step
         rows = run.publish(book.epoch_values(group), step, read_all=not in_fit)
     book.reset(group)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -76,7 +75,7 @@ class Report:
 
     @property
     def goodput(self) -> float:
-        """The share of the wall time that was training steps that count, from 0 to 1."""
+        """The share of the wall time that was spent in training steps whose work was kept, from 0 to 1."""
         return self.seconds["step"] / self.wall_s if self.wall_s > 0 else 0.0
 
     @property
@@ -152,14 +151,12 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Record], int]:
     """
     records, unread = list[Record](), 0
     for line in filter(None, files.read(path).split(b"\n")):
-        record: Any = None
-        with contextlib.suppress(ValueError, RecursionError):
-            record = json.loads(line)
         try:
+            record = json.loads(line)
             if not isinstance(record, dict) or record.get("v") != VERSION:
                 raise WrongForm("", "is no record of this version")
             records.append(expect(record, _RECORD))
-        except WrongForm:
+        except (ValueError, RecursionError, WrongForm):
             unread += 1
     return records, unread
 

@@ -37,7 +37,7 @@ _LINE = re.compile(r'  File "(.+)", line (\d+)')
 
 
 class Replay:
-    """Replays some windows of a run: computes them once more, after the first time and from the same state.
+    """Replays some windows of a run: computes them a second time, from the same state.
 
     Args:
         run: the run.

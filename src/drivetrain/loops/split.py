@@ -63,8 +63,6 @@ class SplitWindow:
         self._strategy, self._window = run.engine.strategy, run.window
         self._shared = run.window.gather is not None
         self._parameters = [each for each in run.module.parameters() if each.requires_grad]
-        precision = run.engine.precision
-        self._precision = precision if precision.scales_loss else None
         before: SplitWindow | None = run.splitter
         new_passes = load(self._strategy.facts.local_passes)
         self.passes: LocalPasses = new_passes(self._strategy) if before is None else before.passes
@@ -248,11 +246,10 @@ class SplitWindow:
         return stepped
 
     def _step_optimizer(self) -> bool:
-        if self._precision is not None:
-            self._precision.optimizer_step(self._optimizer)
-            return self._precision.stepped
-        self._optimizer.step()
-        return True
+        precision = self._run.engine.precision
+        precision.stepped = True
+        precision.optimizer_step(self._optimizer)
+        return precision.stepped
 
     def _versions(self, known: set[Any] | None = None) -> list[int]:
         """Return the versions of all parameters, and of the tensors in the optimizer's state for ``known``

@@ -377,7 +377,7 @@ def expect_states(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return the states of the callbacks.
 
     Raises:
-        CheckpointError: this package wrote the checkpoint, and they are missing.
+        CheckpointError: this package wrote the checkpoint, and the callbacks' states are missing.
     """
     if "callbacks" not in checkpoint and "drivetrain_version" in checkpoint and "loops" in checkpoint:
         raise CheckpointError("The checkpoint has no 'callbacks'. Use another one, or load only its weights.")

@@ -40,7 +40,7 @@ MAY_DIFFER = {
     "detect_anomaly": "it changes the speed of one rank",
     "model_registry": "only rank 0 writes",
 }
-"""Arguments that the ranks of a job may be given differently, with the reason; all others are compared in each run."""
+"""Arguments that may differ between the ranks of a job, with the reason; each run compares all others."""
 
 
 def compare_start(trainer: Any, fn: TrainerFn, loaders: Loaders, resumes: bool) -> Agreement:

@@ -200,7 +200,7 @@ class _Found:
         saved_by = self._saved_by(entry)
         if saved_by == self._program:
             return True
-        # another fit of the program, such as the next fold of a cross-validation, is no other configuration
+        # another fit of the program, such as the next fold of a cross-validation, has the same configuration
         if not saved_by or all(saved_by.get(key) == self._program.get(key) for key in ("name", "fit")):
             self.configured.append(path)
         return False

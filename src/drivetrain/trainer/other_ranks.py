@@ -56,7 +56,8 @@ def why_as_many(checkpoint: Mapping[str, Any], now: int) -> str:
         return own if "loader" in data else "its position in the data counts no samples"
     if ranks > 1 and restart.get("data_ranks") != ranks:
         return "they did not share out the samples of one loader among all of them"
-    if ranks == 1 < now and data.get("num_workers"):  # torchdata's draws twice then, several ranks once
+    # with workers, torchdata's loader draws a further random number if there is one process
+    if ranks == 1 < now and data.get("num_workers"):
         return "the order of its loader with workers is that of one process"
     return ""
 

@@ -255,7 +255,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def goodput(self) -> float | None:
-        """The share of the wall time, over all runs of the training, that was training steps that count, from 0 to 1;
+        """The share of the wall time of all runs that was spent in training steps whose work was kept, from 0 to 1;
         ``None`` without a :class:`drivetrain.callbacks.GoodputMonitor`, or before it has a ledger.
         """
         monitor = next(iter(self._callbacks_like("GoodputMonitor")), None)
