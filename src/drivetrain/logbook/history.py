@@ -188,11 +188,11 @@ def figure_of(history: History, names: Sequence[str] = ()) -> Any:
     for name in names or ("",) * (not known):
         if name not in known:
             raise UnknownNameError(f"trainer.plot({name and repr(name)}): {history.why_missing(name, known)}")
-    wanted = {
-        panel: [each for each in found if not names or each in names or panel in names]
+    shown = {
+        panel: wanted
         for panel, found in panels.items()
+        if (wanted := [each for each in found if not names or each in names or panel in names])
     }
-    shown = {panel: found for panel, found in wanted.items() if found}
     across = min(len(shown), _COLUMNS)
     down = -(-len(shown) // across)
     figure, axes = pyplot.subplots(

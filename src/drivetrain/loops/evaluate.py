@@ -205,24 +205,20 @@ def evaluate(
     progress.begin_evaluation_of(loaders[0].num_batches)  # so that a progress bar has the number in the first hook
     in_fit = progress.fn == "fit"
     own_train = None if stage == "predict" else run.hooks.bind_method(f"on_{kind.word}_model_train")
-    modes = {module: module.training for module in run.module.modules()}
-    model = run.engine.strategy.model
-    wrapper = None if model in modes else model  # the wrapper around the module, for example DDP's
-    wrapper_mode = wrapper is not None and wrapper.training
+    modules, model = set(run.module.modules()), run.engine.strategy.model
+    wrappers = set() if model is None else {model} - modules  # around the module, for example DDP's
+    modes = {each: each.training for each in (wrappers if own_train else wrappers | modules)}
     inference = run.limits.inference_mode and not in_fit and run.engine.strategy.facts.allows_inference_mode
     with torch.inference_mode() if inference else torch.no_grad():
         try:
-            if wrapper is not None:
+            for wrapper in wrappers:
                 wrapper.training = False
             rows = _evaluate_loaders(run, stage, loaders, predictions)
             if own_train is not None:
                 own_train()
         finally:
-            if wrapper is not None:
-                wrapper.training = wrapper_mode
-            if own_train is None:
-                for module, training in modes.items():
-                    module.training = training  # train() would overwrite the submodules' own modes
+            for module, training in modes.items():
+                module.training = training  # train() would overwrite the submodules' own modes
     several = len(loaders) > 1
     return [
         {row.name: row.value for row in rows if row.entry.dataloader_idx in (None, index if several else None)}

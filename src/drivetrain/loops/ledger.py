@@ -141,16 +141,12 @@ class Ledger:
         self._saves += 1
         self.write("save")
 
-    def record(self, event: str, **more: Any) -> Record:
-        """Return a record of now, with further entries."""
+    def write(self, event: str, warns: bool = True, **more: Any) -> Record:
+        """Append a record of now with ``more`` entries, and return it. ``warns``: warn if a write has failed, once."""
         elapsed_s, seconds = self.slot.times()
         parts = {name: round(value, 6) for name, value in seconds.items()}
-        own = {"v": VERSION, "run": self._id, "pid": os.getpid(), "event": event, "time": time.time()}
-        return {**own, "elapsed": round(elapsed_s, 6), "step": self._step(), "parts": parts, **more}
-
-    def write(self, event: str, warns: bool = True, **more: Any) -> Record:
-        """Append a record, and return it. ``warns``: warn if a write has failed, once per run."""
-        record = self.record(event, **more)
+        record = {"v": VERSION, "run": self._id, "pid": os.getpid(), "event": event, "time": time.time()}
+        record |= {"elapsed": round(elapsed_s, 6), "step": self._step(), "parts": parts, **more}
         # A line begins with its newline, so that a line that was cut damages no other.
         line = b"\n" + json.dumps(record, separators=(",", ":")).encode()
         try:

@@ -26,6 +26,7 @@ from drivetrain.loops.step import make_step
 from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
 from drivetrain.module.module import LightningModule
 from drivetrain.strategies import familiar, rank_files
+from drivetrain.strategies.agreement import Agreement
 from drivetrain.strategies.step import Step
 from drivetrain.trainer import attach, checkpoint, comparison, compiling, profiling, rank_parts, resume_line, telling
 from drivetrain.trainer.job import Job
@@ -91,20 +92,17 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     progress, strategy, hooks, stage = trainer.progress, trainer.strategy, trainer.hooks, job.fn
     model, datamodule, fn, began_s = job.model, job.datamodule, job.fn, time.monotonic()
     trainer.engine.launch()
-    several = strategy.world.size > 1
-    vote = votes_of(trainer)
+    several, vote, agreed = strategy.world.size > 1, votes_of(trainer), Agreement()
     if several:
         agreed = comparison.compare_start(trainer, fn, loaders, job.ckpt_path is not None)
-    for logger in trainer.loggers if not several or agreed.loggers else ():
+    for logger in trainer.loggers if agreed.loggers else ():
         logger.agree_on_run(strategy.broadcast)
     if trainer.settings.profiler is not None:
         profiling.begin(trainer, stage)
     join_book(trainer.logbook, strategy)
     if several:
         watch(trainer)
-    loaded = _set_up_model(
-        trainer, job, vote, compares=several and agreed.changes, same_loggers=not several or agreed.loggers
-    )
+    loaded = _set_up_model(trainer, job, vote, agreed)
     run = trainer._run_parts = Run(
         engine=trainer.engine,
         module=model,
@@ -153,15 +151,14 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     return run
 
 
-def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_loggers: bool) -> dict[str, Any] | None:
+def _set_up_model(trainer: Trainer, job: Job, vote: Vote, agreed: Agreement) -> dict[str, Any] | None:
     """Call the hooks that create data and model, and the strategy's set-up.
 
     Args:
         trainer: the Trainer.
         job: the job of the run.
         vote: creates the context of a phase, at whose end the ranks vote.
-        compares: whether the ranks compare their models, because a hook may have changed one.
-        same_loggers: whether all ranks have the same loggers.
+        agreed: whether all ranks have the same loggers, and whether a hook may change the model of one of them.
 
     Returns:
         The checkpoint of the job, if it has one.
@@ -179,11 +176,11 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_l
         hooks.call_method("setup", stage)
     with vote("configure_model"), trainer.engine.init_module(), trainer.engine.sharded_model():
         hooks.call_method("configure_model")
-    if compares:
+    if agreed.changes:
         comparison.compare_model(trainer)
     loaded = None
     if not strategy.facts.restores_after_setup:
-        loaded = _restore(trainer, job, same_loggers, vote)
+        loaded = _restore(trainer, job, agreed.loggers, vote)
     with vote("the check of what is to be saved"):
         if job.fn is TrainerFn.FITTING and not trainer.settings.barebones:
             checkpoint.check_at_start(trainer)
@@ -192,7 +189,7 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_l
         if trainer.settings.compile:
             compiling.compile_blocks(trainer)
     if strategy.facts.restores_after_setup:
-        loaded = _restore(trainer, job, same_loggers, vote)
+        loaded = _restore(trainer, job, agreed.loggers, vote)
     return loaded
 
 
