@@ -112,6 +112,11 @@ _STAGES: Sequence[RunningStage | None] = (None, RunningStage.TRAINING, *RunningS
 """The stage by the tens digit of a phase: 0 is none; 1 and 2 are training; then follow the other stages in order."""
 
 
+def phase_name(number: int) -> str:
+    """Return the name of a phase in words."""
+    return Phase(number).name.lower().replace("_", " ")
+
+
 @dataclass(slots=True)
 class Progress:
     """The counters of one Trainer. Callbacks, loggers and the progress bar's thread read them.
