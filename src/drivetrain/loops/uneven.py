@@ -1,4 +1,6 @@
-"""As many batches on each rank, from loaders of different lengths: see [Note: uneven ends] in data/samplers.py."""
+"""Let all ranks run equally many batches, although their loaders differ in length: [Note: uneven ends] in
+data/samplers.py.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.loaders import rank_batches
-from drivetrain.loops.metrics import metrics_in, set_state, state_of
+from drivetrain.loops.metrics import copied_state, metrics_in, set_state
 from drivetrain.loops.run import Run
 
 Batches = Iterator[tuple[Any, bool]]
@@ -60,7 +61,7 @@ class UnevenInputs:
         return iter(self._kept)
 
     def repeat(self, batch: Any) -> None:
-        """Return the batch that this rank repeats when a pass resumes after its own last batch."""
+        """Set the batch that this rank repeats if its pass resumes after its own last batch."""
         assert isinstance(self._kept, PaddedBatches)  # its length is known, and smaller than another rank's
         self._kept.batch = batch
 
@@ -75,7 +76,7 @@ class UnevenInputs:
         if self.factor == 0:
             self._run.book.mute(True)
             self._run.engine.strategy.repeat_batch(True)
-            self._metrics = [(metric, map_leaves(_copied, state_of(metric))) for metric in self._all_metrics()]
+            self._metrics = [(metric, copied_state(metric)) for metric in self._all_metrics()]
 
     def states_before(self) -> dict[int, dict[str, Any]]:
         """Return, during a repeated batch, the states of the metric objects without it, by the identity of the object;
@@ -104,10 +105,6 @@ class UnevenInputs:
         for logged in self._run.book.metrics():
             found |= {id(metric): metric for metric in metrics_in(logged).values()} if id(logged) not in found else {}
         return list(found.values())
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if hasattr(leaf, "clone") else leaf
 
 
 class PaddedBatches:
