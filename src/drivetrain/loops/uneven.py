@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.loaders import rank_batches
-from drivetrain.loops.metrics import copied_state, metrics_in, set_state
+from drivetrain.loops.metrics import metrics_in, set_state, state_of
 from drivetrain.loops.run import Run
 
 Batches = Iterator[tuple[Any, bool]]
@@ -76,7 +77,7 @@ class UnevenInputs:
         if self.factor == 0:
             self._run.book.mute(True)
             self._run.engine.strategy.repeat_batch(True)
-            self._metrics = [(metric, copied_state(metric)) for metric in self._all_metrics()]
+            self._metrics = [(metric, map_leaves(_copied, state_of(metric))) for metric in self._all_metrics()]
 
     def states_before(self) -> dict[int, dict[str, Any]]:
         """Return, during a repeated batch, the states of the metric objects without it, by the identity of the object;
@@ -105,6 +106,10 @@ class UnevenInputs:
         for logged in self._run.book.metrics():
             found |= {id(metric): metric for metric in metrics_in(logged).values()} if id(logged) not in found else {}
         return list(found.values())
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if hasattr(leaf, "clone") else leaf
 
 
 class PaddedBatches:
