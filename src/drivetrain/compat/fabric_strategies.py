@@ -252,7 +252,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         super().__init__(accelerator, checkpoint_io, precision)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "_plain" in vars(cls):  # the facts of the plain class, except for the object that calls the methods
+        if "_plain" in vars(cls):  # the facts of drivetrain's class, with another object that calls the methods
             cls.facts = cls._plain.facts.but(engine_verbs=FabricVerbs, engine_class=None)  # type: ignore[attr-defined]
         super().__init_subclass__(**kwargs)
 

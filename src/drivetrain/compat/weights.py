@@ -67,7 +67,7 @@ def _materialize(module: nn.Module, device: torch.device | str | int) -> None:
     reset: Any = getattr(module, "reset_parameters", None)
     if not callable(reset):
         raise TypeError(
-            f"{type(module).__name__} has parameters on the meta device, and no reset_parameters() that gives them "
+            f"{type(module).__name__} has parameters on the meta device, and no reset_parameters() that initialises "
             "first values. Define it."
         )
     reset()

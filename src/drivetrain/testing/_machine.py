@@ -31,11 +31,11 @@ _NO_HOST_NUMBERS = frozenset({
     "cat", "stack", "embedding", "index_select", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_",
     "scatter_reduce", "scatter_reduce_", "take", "nll_loss_forward", "nll_loss2d_forward",
 })  # fmt: skip
-"""Not elementwise: these refuse even a host tensor without dimensions, which elementwise ones take as a number."""
+"""Operations that refuse even a host tensor without dimensions; elementwise ones accept it as a number."""
 _ON_HOST = frozenset({("_pack_padded_sequence", "lengths"), ("_pack_padded_sequence_backward", "batch_sizes")})
-"""Arguments that belong on the host."""
+"""Arguments that must be on the host."""
 _READS = frozenset({"equal", "is_nonzero", "allclose", "multinomial", "_linalg_check_errors", "unique_dim_consecutive"})
-"""What waits for the device, beside those that torch itself marks as such."""
+"""Operations that wait for the device, in addition to those that torch itself marks."""
 
 
 class Call(NamedTuple):

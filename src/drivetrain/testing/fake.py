@@ -64,7 +64,7 @@ class FakeAccelerator(Accelerator):
         try:
             return parse_indices(devices, _count())
         except ConfigurationError as error:
-            raise ConfigurationError(f"{error} Or pretend more: with fake_devices(4): Trainer(...).") from None
+            raise ConfigurationError(f"{error} Or simulate more: with fake_devices(4): Trainer(...).") from None
 
     @staticmethod
     def get_parallel_devices(devices: Any) -> Sequence[torch.device]:
@@ -151,7 +151,7 @@ def fake_devices(count: int) -> Iterator[None]:
 def _count() -> int:
     text = os.environ.get(_COUNT, "1")
     if not text.isdigit():
-        raise ConfigurationError(f"{_COUNT} is a number of pretend devices, not {text!r}. Unset it or write 2.")
+        raise ConfigurationError(f"{_COUNT} is a number of simulated devices, not {text!r}. Unset it or write 2.")
     return int(text)
 
 
@@ -162,7 +162,7 @@ def _count() -> int:
 def _recording(devices: int | None) -> Iterator[Record]:
     global _machine
     if _machine is not None:
-        raise ConfigurationError("A recording of pretend devices is on already. Leave it before another one begins.")
+        raise ConfigurationError("A recording of simulated devices is running. Leave it before another one begins.")
     with ExitStack() as stack:
         if devices is not None:
             stack.enter_context(fake_devices(devices))

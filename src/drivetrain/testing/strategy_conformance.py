@@ -103,7 +103,7 @@ class StrategyConformance:
 
     @classmethod
     def teardown_class(cls) -> None:
-        """End them."""
+        """End the processes."""
         cls._ranks.close()
 
     # ---- helpers for tests ---------------------------------------------------------------------------------------
@@ -182,9 +182,9 @@ class StrategyConformance:
             self.compare(found, self.plain_loop(accumulate=4, clip=(algorithm, limit)))
 
     def test_the_optimizer_steps_the_gradients_that_hooks_see(self, folder: Path) -> None:
-        """In ``on_before_optimizer_step`` all ranks have the same gradient, with which, clipped, the optimizer steps.
+        """In ``on_before_optimizer_step`` all ranks have the same gradient; after clipping the optimizer steps with it.
 
-        ``tolerance`` does not apply: a strategy with a lossy exchange rounds before.
+        ``tolerance`` does not apply, because a lossy exchange has rounded before this hook.
         """
         trainer = self.trainer(accumulate_grad_batches=4, gradient_clip_val=0.05)
         self.check_stepped(self.fit(Small(), trainer), trainer.strategy)

@@ -28,7 +28,7 @@ BACKENDS: dict[str, type[Accelerator]] = {
     "ddp_cpu": named.DDPCPUSpawnAccelerator, "ddp_spawn": named.DDPSpawnAccelerator,
     "horovod": named.HorovodAccelerator,
 }  # fmt: skip
-"""The accelerators by what ``distributed_backend`` and ``accelerator`` were given."""
+"""The accelerators, by the values of ``distributed_backend`` and ``accelerator``."""
 
 
 def translated(given: Mapping[str, Any]) -> dict[str, Any]:

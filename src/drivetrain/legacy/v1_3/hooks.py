@@ -100,7 +100,7 @@ def _adapted(method: Callable[..., Any], today: list[str], then: list[str]) -> C
 
 
 _STATES = "states_of_callbacks"
-"""The key of a checkpoint under which the states of such callbacks are."""
+"""The checkpoint key of the states of such callbacks."""
 
 
 def adapt_states(cls: type) -> None:

@@ -21,7 +21,7 @@ _CLUSTERS = tables(__file__, "clusters.ini")
 
 
 def _known(name: str) -> dict[str, str]:
-    """Return what the cluster of a registered name sets for each of two processes; for other classes torchrun."""
+    """Return the variables that a registered cluster sets for each of two processes; for other classes torchrun's."""
     own = dict(_CLUSTERS.get(name, _CLUSTERS["torchrun"]))
     return {**(_known(own.pop("with")) if "with" in own else {}), **own}
 
@@ -113,7 +113,7 @@ def answers_stay_the_same(part: Part) -> None:
 
 
 def the_numbers_of_the_first_process_are_kept(part: Part) -> None:
-    """set_world_size and set_global_rank count where this process starts the others, and else are ignored."""
+    """set_world_size and set_global_rank take effect if this process starts the others; else they are ignored."""
     with _rank(part, _variables(part)[0]) as environment:
         started_here, before = not environment.creates_processes_externally, _answers(environment)
         environment.set_world_size(3)

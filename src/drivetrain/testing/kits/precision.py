@@ -25,7 +25,7 @@ _BATCHES, _TOLERANCE, _OF_16_BITS = 4, 1e-4, 0.05
 
 
 class Descends(Small):
-    """With an optimizer that shows a gradient of the wrong size, as AdamW does not."""
+    """Trained by SGD, whose steps show a gradient of the wrong size; AdamW's do not."""
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
@@ -102,7 +102,7 @@ def it_trains_near_64_bits(part: Part) -> None:
 
 
 def it_accumulates(part: Part) -> None:
-    """The gradient of a window of batches is the mean of theirs."""
+    """The gradient of a window of batches is the mean of the batches' gradients."""
     precision = part.make()
     module, _ = _fit(part, precision, accumulate_grad_batches=2)
     _compare(part, module, _plain(accumulate=2), precision)
