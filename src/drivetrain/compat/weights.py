@@ -68,7 +68,7 @@ def _materialize(module: nn.Module, device: torch.device | str | int) -> None:
     if not callable(reset):
         raise TypeError(
             f"{type(module).__name__} has parameters on the meta device, and no reset_parameters() that initialises "
-            "first values. Define it."
+            "them. Define it."
         )
     reset()
 
