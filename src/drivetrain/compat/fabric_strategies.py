@@ -288,14 +288,6 @@ class Strategy(plain.Strategy, metaclass=_Served):
         module = self.setup_module(module)
         return module, [self.setup_optimizer(optimizer) for optimizer in optimizers], scheduler
 
-    def process_dataloader(self, dataloader: Any) -> Any:
-        """Return the loader, or a replacement to iterate."""
-        return super().process_dataloader(dataloader)
-
-    def tensor_init_context(self) -> AbstractContextManager[Any]:  # type: ignore[override]
-        """Context in which new tensors are created on the device and in the precision."""
-        return super().tensor_init_context()
-
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
         """Context in which new layers are created on the device and in the precision; ``empty_init``: their parameters
         are not initialised.

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -111,7 +111,8 @@ class FakeAccelerator(Accelerator):
             _machine.record.reset_peak(device)
 
     @staticmethod
-    def recording(devices: int | None = None) -> AbstractContextManager[Record]:
+    @contextmanager
+    def recording(devices: int | None = None) -> Iterator[Record]:
         """Context that simulates devices in this thread and records moves, syncs and steps.
 
         All tensors that exist when the block begins are on the host. After the block, all tensors are on the host
@@ -126,7 +127,23 @@ class FakeAccelerator(Accelerator):
         Raises:
             ConfigurationError: another recording is running.
         """
-        return _recording(devices)
+        global _machine
+        if _machine is not None:
+            raise ConfigurationError("A recording of simulated devices is running. Leave it before another one begins.")
+        with ExitStack() as stack:
+            if devices is not None:
+                stack.enter_context(fake_devices(devices))
+            _let_torch_load()
+            machine = _machine = Machine(_count())
+            stack.callback(_stop)
+            calls = CallMode(machine)
+            stack.enter_context(_steps_noted(machine))
+            stack.enter_context(_replaced(*where("group_tensors"), _grouped))
+            stack.enter_context(_replaced(*where("run_engine"), functools.partial(_seen_by, calls)))
+            stack.enter_context(_replaced(*where("push_hooks"), functools.partial(_hooks_seen_by, calls)))
+            stack.enter_context(OperationMode(machine))
+            stack.enter_context(calls)
+            yield machine.record
 
 
 @contextmanager
@@ -156,27 +173,6 @@ def _count() -> int:
 
 
 # ---- a recording -----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _recording(devices: int | None) -> Iterator[Record]:
-    global _machine
-    if _machine is not None:
-        raise ConfigurationError("A recording of simulated devices is running. Leave it before another one begins.")
-    with ExitStack() as stack:
-        if devices is not None:
-            stack.enter_context(fake_devices(devices))
-        _let_torch_load()
-        machine = _machine = Machine(_count())
-        stack.callback(_stop)
-        calls = CallMode(machine)
-        stack.enter_context(_steps_noted(machine))
-        stack.enter_context(_replaced(*where("group_tensors"), _grouped))
-        stack.enter_context(_replaced(*where("run_engine"), functools.partial(_seen_by, calls)))
-        stack.enter_context(_replaced(*where("push_hooks"), functools.partial(_hooks_seen_by, calls)))
-        stack.enter_context(OperationMode(machine))
-        stack.enter_context(calls)
-        yield machine.record
 
 
 def _stop() -> None:

@@ -211,7 +211,7 @@ class _Loop:
             optimizer.step(closure)
             self.steps += 1
             return
-        self.add_gradients(batch, zeroes=self.losses_in_window == 0 and self.first_of_window())
+        self.add_gradients(batch, zeroes=self.losses_in_window == 0 and self.batch_idx % program.accumulate == 0)
         if not window_ends or self.losses_in_window == 0:
             return
         if "optimizer_step" in program.hooks and program.steps_closure_only(self.epoch, self.batch_idx):
@@ -223,9 +223,6 @@ class _Loop:
         self.scaler.update()
         # after an overflow, the scale is halved and no optimizer was stepped
         self.steps += self.scaler.get_scale() >= before
-
-    def first_of_window(self) -> bool:
-        return self.batch_idx % self.program.accumulate == 0
 
     def add_gradients(self, batch: Tensor, zeroes: bool) -> None:
         loss, weight = self.training_step(batch)

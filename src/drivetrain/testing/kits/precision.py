@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from drivetrain.callback import Callback
 from drivetrain.engine.engine import Engine
 from drivetrain.precision.precision import Precision
-from drivetrain.testing._regression import Small, data, plain_loop, whole
+from drivetrain.testing._regression import QUIET, Saves, Small, data, plain_loop, whole
 from drivetrain.testing.checks import Part, Skipped, is_true, same
 from drivetrain.trainer.trainer import Trainer
 
@@ -39,8 +38,7 @@ def try_it(part: Part) -> None:
 def _trainer(part: Part, precision: Any, epochs: int = 2, **arguments: Any) -> Trainer:
     return Trainer(
         plugins=[precision], accelerator=part.settings.get("accelerator", "cpu"), devices=1, max_epochs=epochs,
-        logger=False, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-        default_root_dir=part.folder, **arguments,
+        default_root_dir=part.folder, **QUIET, **arguments,
     )  # fmt: skip
 
 
@@ -205,7 +203,7 @@ def a_second_run_has_the_same_numbers(part: Part) -> None:
 def it_resumes_exactly(part: Part) -> None:
     """A fit that is resumed from a checkpoint has the weights of an uninterrupted one, bit for bit."""
     file = part.folder / "half.ckpt"
-    uninterrupted, _ = _fit(part, part.make(), callbacks=[_Saves(file)])
+    uninterrupted, _ = _fit(part, part.make(), callbacks=[Saves(file, _BATCHES)])
     resumed, _ = _fit(part, part.make(), ckpt_path=file)
     _equal(resumed, uninterrupted, "the resumed fit")
 
@@ -213,15 +211,6 @@ def it_resumes_exactly(part: Part) -> None:
 def _equal(found: nn.Module, expected: nn.Module, what: str) -> None:
     for (name, one), other in zip(found.named_parameters(), expected.parameters(), strict=True):
         is_true(torch.equal(one, other), f"{what} has other weights of {name}")
-
-
-class _Saves(Callback):
-    def __init__(self, file: Any) -> None:
-        self.file = file
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if trainer.current_epoch == 0:
-            trainer.save_checkpoint(self.file)
 
 
 def a_loop_of_ones_own_trains_with_it(part: Part) -> None:
