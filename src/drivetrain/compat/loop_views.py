@@ -44,7 +44,7 @@ class Counts(NamedTuple):
 
 
 class ProgressView(NamedTuple):
-    """Counts over the complete run, and over the current epoch or pass, and whether its last item has begun."""
+    """Counts over the complete run, counts over the current epoch or pass, and whether its last batch has begun."""
 
     total: Counts
     current: Counts
@@ -123,7 +123,7 @@ class OptimizationView:
 
     Lightning nests several objects around the number, ``optim_progress.optimizer.step.total.completed``; here each of
     these attributes is this object itself. Programs that call an optimizer without its wrapper write their own steps to
-    ``completed``: ``trainer.global_step``, the sum of the Trainer's and the module's steps, changes with it.
+    ``completed``: ``trainer.global_step``, the sum over both modes, changes with it.
     """
 
     def __init__(self, trainer: Trainer, by_hand: bool) -> None:

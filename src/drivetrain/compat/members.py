@@ -53,7 +53,7 @@ ENGINE_ONLY = frozenset({"convert_output"})
 
 
 def warn_of_trainer_members(cls: type, contract: str) -> None:
-    """Warn once per class about overrides for a Trainer in a user's strategy or precision that an Engine uses.
+    """Warn once per class if a strategy or precision of an Engine overrides members that only a Trainer calls.
 
     Args:
         cls: the class.
@@ -63,7 +63,7 @@ def warn_of_trainer_members(cls: type, contract: str) -> None:
 
 
 def warn_of_engine_members(cls: type) -> None:
-    """Warn once per class about overrides for an Engine in a user's precision that a Trainer uses."""
+    """Warn once per class if a Trainer's precision overrides members that only an Engine calls."""
     warn_once(cls, ENGINE_ONLY, "which an Engine calls and a Trainer does not. Convert in training_step for both.")
 
 

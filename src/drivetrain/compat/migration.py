@@ -67,7 +67,7 @@ def _pl_migrate_checkpoint(checkpoint: dict[str, Any], checkpoint_path: Any = No
 class pl_legacy_patch:
     """Context in which ``torch.load`` and ``pickle`` find the names in checkpoints of Lightning 1.x.
 
-    These names are functions that later versions do not have. Other names are always found.
+    These names are functions that later versions lack. Other names are found without this context.
     """
 
     _lock = threading.Lock()

@@ -5,13 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from typing_extensions import NotRequired, Required, TypedDict
 
 STEP_OUTPUT = Tensor | Mapping[str, Any] | None
 TRAIN_DATALOADERS = Any
@@ -26,10 +25,13 @@ LRSchedulerPLType = LRSchedulerTypeUnion
 LRSchedulerType = type[LRScheduler] | type[ReduceLROnPlateau]
 
 
-class LRSchedulerConfigType(TypedDict, total=False):
+class _RequiredOfScheduler(TypedDict):
+    scheduler: LRSchedulerTypeUnion
+
+
+class LRSchedulerConfigType(_RequiredOfScheduler, total=False):
     """A scheduler in the dictionary that ``configure_optimizers`` returns."""
 
-    scheduler: Required[LRSchedulerTypeUnion]
     name: str | None
     interval: str
     frequency: int
@@ -44,12 +46,15 @@ class OptimizerConfig(TypedDict):
     optimizer: Optimizer
 
 
-class OptimizerLRSchedulerConfig(TypedDict):
-    """A result of ``configure_optimizers``: an optimizer and its scheduler."""
-
+class _RequiredOfBoth(TypedDict):
     optimizer: Optimizer
     lr_scheduler: LRSchedulerTypeUnion | LRSchedulerConfigType
-    monitor: NotRequired[str]
+
+
+class OptimizerLRSchedulerConfig(_RequiredOfBoth, total=False):
+    """A result of ``configure_optimizers``: an optimizer and its scheduler."""
+
+    monitor: str
 
 
 OptimizerLRScheduler = (

@@ -96,7 +96,7 @@ class Saves(Callback):
 
 
 def weighted(output: Tensor, y: Tensor, tokens: Tensor) -> WeightedLoss:
-    """Return the mean over tokens, with their number."""
+    """Return the mean loss over tokens, weighted by their number."""
     each = F.mse_loss(output, y, reduction="none").squeeze(1)
     return WeightedLoss((each * tokens).sum() / tokens.sum(), int(tokens.sum()))
 

@@ -88,7 +88,7 @@ class AcceleratorConformance:
             accelerator.teardown()
 
     def test_it_says_whether_it_is_there(self) -> None:
-        """``is_available()`` is a bool and ``why_unavailable()`` a text; neither needs an instance."""
+        """``is_available()`` is a bool and ``why_unavailable()`` a str; neither needs an instance."""
         assert self.accelerator.is_available() is True
         assert isinstance(self.accelerator.why_unavailable(), str)
 

@@ -216,7 +216,7 @@ def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[No
 
 
 def _seen_by(calls: CallMode, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Make calls visible that hooks on gradients make, and those in recomputation during the backward pass."""
+    """Make the calls visible that hooks on gradients, and recomputation in the backward pass, make."""
     with calls:
         return function(*args, **kwargs)
 
@@ -227,7 +227,7 @@ def _hooks_seen_by(calls: CallMode, push: Callable[..., None], *hooks: Callable[
 
 
 def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) -> Any:
-    """Group tensors by device; it replaces a function of torch that optimizers and clipping call, and no mode sees."""
+    """Group tensors by device. Optimizers and clipping call this in place of a function of torch that no mode sees."""
     first: Sequence[Any] = next((column for column in lists if column), [])
     members: dict[Place, list[int]] = {}
     for position, tensor in enumerate(first):

@@ -339,7 +339,7 @@ class _Loop:
 
 
 def scale_gradients(optimizer: Optimizer) -> None:
-    """Do what the programs' ``on_before_optimizer_step`` does."""
+    """Change the gradients like the programs' ``on_before_optimizer_step``."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
@@ -347,7 +347,7 @@ def scale_gradients(optimizer: Optimizer) -> None:
 
 
 def shift_gradients(network: nn.Module) -> None:
-    """Do what the programs' ``on_after_backward`` does."""
+    """Change the gradients like the programs' ``on_after_backward``."""
     for parameter in network.parameters():
         if parameter.grad is not None:
             parameter.grad += 0.001

@@ -243,7 +243,7 @@ class StrategyConformance:
     # ---- evaluation ----------------------------------------------------------------------------------------------
 
     def test_it_evaluates(self, folder: Path) -> None:
-        """Validation inside a fit and alone, testing and prediction give the values for the trained weights."""
+        """Validation inside and outside a fit, testing and prediction give the results of the trained weights."""
         module, trainer = Small(), self.trainer(max_epochs=1)
         self.fit(module, trainer)
         in_fit = float(trainer.callback_metrics["loss"])

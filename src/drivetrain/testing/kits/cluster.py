@@ -37,7 +37,7 @@ def _variables(part: Part) -> list[dict[str, str]]:
 
 @contextmanager
 def _rank(part: Part, variables: Mapping[str, str]) -> Iterator[Any]:
-    """Context with the environment of a rank, in which this process has only these variables and a few of its own."""
+    """Context in which this process has only the variables of a rank and a few of its own; yield the environment."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     os.environ.clear()
     os.environ.update({**kept, **variables})
@@ -72,7 +72,7 @@ def try_it(part: Part) -> None:
 
 
 def answers_have_their_types(part: Part) -> None:
-    """Ranks, sizes and the port are ints, the address is a text that is not empty, and ranks are within their sizes."""
+    """Ranks, sizes and the port are ints, the address is a non-empty str, and ranks are within their sizes."""
     for each in _all(part):
         for name, value in each.items():
             same(type(value), str if name == "main_address" else int, f"type of {name}, {value!r}")

@@ -80,7 +80,7 @@ def _plain(**arguments: Any) -> dict[str, Any]:
 
 
 def it_declares_itself(part: Part) -> None:
-    """name is a text, computes_in a dtype or None, scales_loss and packs_weights are bools; a pickled copy has them."""
+    """name is a str, computes_in a dtype or None, scales_loss and packs_weights are bools; a pickled copy has them."""
     precision = part.make()
     is_true(isinstance(precision.name, str) and precision.name, f"name is {precision.name!r}")
     is_true(isinstance(precision.computes_in, (torch.dtype, type(None))), f"computes_in is {precision.computes_in!r}")
