@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import multiprocessing
 import os
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.base.torch_private import DYNAMO
+from drivetrain.cli.class_files import module_of
 from drivetrain.clusters.local import free_port
 
 _PRELOADED = ["torch", DYNAMO, "drivetrain.trainer.trainer", "pytest"]
@@ -163,11 +163,7 @@ def _found(module: str, file: str | None, name: str) -> Any:
     except ModuleNotFoundError:
         if file is None:
             raise
-        spec = importlib.util.spec_from_file_location(module, file)
-        assert spec is not None
-        assert spec.loader is not None
-        found = sys.modules[module] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(found)
+        found = module_of(file)
     for part in name.split("."):
         found = getattr(found, part)
     return found
