@@ -431,7 +431,7 @@ def test_devices_that_nobody_pretends_are_refused(make_trainer: Any, monkeypatch
     with pytest.raises(ConfigurationError, match=r"fake_devices\(-1\).*Write fake_devices\(2\)"), fake_devices(-1):
         pass
     monkeypatch.setenv("DRIVETRAIN_FAKE_DEVICES", "many")
-    with pytest.raises(ConfigurationError, match="DRIVETRAIN_FAKE_DEVICES is a number of simulated devices, not 'many'"):
+    with pytest.raises(ConfigurationError, match="_FAKE_DEVICES is a number of simulated devices, not 'many'"):
         FakeAccelerator.auto_device_count()
 
 

@@ -233,8 +233,8 @@ class EvaluationView(_LoopView):
         if ignored := [member for member in _LOOP_METHODS if hasattr(self, member)]:
             raise NotSupportedError(
                 f"trainer.{name} was set to a {type(self).__name__}, which defines {', '.join(ignored)}. "
-                "drivetrain calls only _print_results of this object. Write the rest in hooks of the module or of a "
-                "callback."
+                "drivetrain calls only the method of this object that prints the results. Write the rest in hooks of "
+                "the module or of a callback."
             )
 
     @property
