@@ -32,7 +32,7 @@ class RandomDataset(Dataset[Tensor]):
 
 
 class RandomDictDataset(RandomDataset):
-    """The vectors of :class:`RandomDataset` as "a" in a dictionary, with "b", which is "a" plus 2."""
+    """Dictionaries: "a" is a vector of :class:`RandomDataset`, and "b" is "a" plus 2."""
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:  # type: ignore[override]  # as Lightning's
         return {"a": self.data[index], "b": self.data[index] + 2}

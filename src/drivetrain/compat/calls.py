@@ -10,7 +10,7 @@ from drivetrain.callback import Checkpoint
 def _call_callback_hooks(
     trainer: Any, hook_name: str, *args: Any, monitoring_callbacks: bool | None = None, **kwargs: Any
 ) -> None:
-    """Call a hook of the callbacks, with Trainer and module.
+    """Call a hook of each callback with the Trainer and the module.
 
     Args:
         trainer: the Trainer with the callbacks.

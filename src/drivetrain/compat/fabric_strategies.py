@@ -213,7 +213,7 @@ def entered(*contexts: AbstractContextManager[Any] | None) -> Iterator[None]:
 
 
 def not_drawn(empty_init: bool | None) -> AbstractContextManager[Any] | None:
-    """Return the context in which parameters of new layers are not initialised, if ``empty_init``."""
+    """Return a context in which parameters of new layers are not initialised; ``None`` without ``empty_init``."""
     return NoInit() if empty_init else None
 
 
@@ -345,7 +345,9 @@ class Strategy(plain.Strategy, metaclass=_Served):
     def load_checkpoint(  # type: ignore[override]
         self, path: str | Path, state: Target = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a file into the objects of ``state``, or into one module or optimizer; return its other entries."""
+        """Read a file into the objects of ``state``, or into one module or optimizer; return the file's other
+        entries.
+        """
         held, states = super().load_checkpoint(path, weights_only), self.states(self)
         if isinstance(state, (nn.Module, Optimizer)):
             snapshots.into({"object": self._loaded(state)}, {"object": held}, strict, str(path), states)

@@ -74,7 +74,7 @@ def _materialize(module: nn.Module, device: torch.device | str | int) -> None:
 
 
 def _materialize_meta_tensors(module: nn.Module, device: torch.device | str | int) -> None:
-    """Do :func:`_materialize` for each layer in ``module`` with a tensor on the meta device."""
+    """Call :func:`_materialize` for each layer in ``module`` with a tensor on the meta device."""
     for each in module.modules():
         if _has_meta_device_parameters_or_buffers(each, recurse=False):
             _materialize(each, device)

@@ -98,7 +98,7 @@ class Ranks:
             connections = [self._connections[rank] for rank in waiting]
             ready = connection.wait(connections, max(0.0, deadline - time.monotonic()))
             if not ready:
-                late = "it did not end: it waits for another rank, or ran over its time"
+                late = "it did not end in time, perhaps because it waits for another rank"
                 outcomes |= {rank: ("failed", late) for rank in waiting}
             for rank in waiting:
                 if self._connections[rank] not in ready:

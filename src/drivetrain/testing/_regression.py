@@ -26,7 +26,7 @@ QUIET: dict[str, Any] = {
 
 
 class Small(LightningModule):
-    """``scale`` is a parameter of the module itself, which the steps use; its size 3 is not divisible by two ranks.
+    """A regression whose steps use a parameter of the module itself, ``scale``; two ranks cannot divide its size, 3.
 
     Args:
         kind: "plain"; "weighted" losses; "manual" optimization; or "failing" in the second step.

@@ -261,7 +261,7 @@ def _seen(error: BaseException) -> str:
 
 @contextmanager
 def sandbox(folder: Path) -> Iterator[Path]:
-    """Context with a new folder, which is the working directory; afterwards variables and modes are as before."""
+    """Context with a new folder as the working directory; it restores environment variables and torch's modes."""
     import torch
 
     dtype, grad, autocast = torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")

@@ -91,7 +91,7 @@ def _devices(flags: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if "devices" in flags:
         return "auto", {"devices": flags["devices"]}
     processes = flags["num_processes"]
-    return "cpu", {} if processes == 1 else {"devices": processes}  # the number that a cluster has started, or one
+    return "cpu", {} if processes == 1 else {"devices": processes}  # with 1, the cluster's number, or one
 
 
 def _class_of(given: Any, hardware: str, several: bool) -> type[Accelerator]:

@@ -38,7 +38,7 @@ def _runs(step: str) -> Any:
 
 
 class TrainingTypePlugin(OfAccelerator, AsksStrategy):
-    """Spreads a model over devices; the base of all such plugins: a subclass may override any method.
+    """Base of the plugins that spread a model over devices: a subclass may override any method.
 
     Attributes:
         strategy_name: the registered name of the present strategy.

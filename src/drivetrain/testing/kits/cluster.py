@@ -1,4 +1,4 @@
-"""The checks for cluster environments, which answer for each of two ranks from its variables."""
+"""The checks for cluster environments: what they answer with the environment variables of each of two ranks."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _OF_TORCH = {"dataset": list(range(22)), "batch_size": 4, "shuffle": True}
 
 
 def _make(part: Part, seed: int = 0) -> Any:
-    """Return a loader; one with a parameter ``dataset`` that is not given gets 22 numbers in shuffled batches."""
+    """Return a loader; its parameter ``dataset``, if the user has not set it, is 22 numbers in shuffled batches."""
     torch.manual_seed(seed)
     return part.make(**{} if "dataset" in part.arguments else _OF_TORCH)
 

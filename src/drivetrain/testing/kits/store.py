@@ -170,7 +170,7 @@ def loading_runs_no_code(part: Part) -> None:
     with contextlib.suppress(Exception):
         store.save_checkpoint({"object": _Runs()}, "a.ckpt")
         store.wait("a.ckpt")
-        if os.path.isdir("ran"):  # a copy of the object in memory, before it was written, runs it too
+        if os.path.isdir("ran"):  # a copy in memory before the write runs it, too
             os.rmdir("ran")
         store.load_checkpoint("a.ckpt")
     is_true(not Path("ran").exists(), "load_checkpoint called a function that the checkpoint names")
