@@ -19,8 +19,8 @@ from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.precision import MixedPrecision
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.deepspeed import DeepSpeedStrategy
-from drivetrain.testing._regression import BATCHES, Small, whole
-from drivetrain.testing.strategy_conformance import Saves, StrategyConformance, needs_every_rank, same
+from drivetrain.testing._regression import BATCHES, Saves, Small, whole
+from drivetrain.testing.strategy_conformance import StrategyConformance, needs_every_rank, same
 
 
 def complete(strategy: Any, optimizer: Any) -> tuple[Any, Any]:
