@@ -208,6 +208,11 @@ class ModelCheckpoint(StoredCheckpoint):
         self._saved_at_time = time.monotonic()
         self._choose_interval(trainer)
         self._seen_step = trainer.progress.global_step  # not in setup: a resumed run restores its step after that
+        if trainer.ckpt_path is not None and self.save_last:
+            # The file of a step is written before the last one, which a killed run may not have written any more.
+            own, last = (self._resumed_from(trainer, each) for each in (self._newest_path, self.last_model_path))
+            if trainer.strategy.broadcast(own and not last):
+                self._last_at_batch = -1
 
     def _choose_interval(self, trainer: Trainer) -> None:
         """Set the seconds between two saves for ``every="auto"``, from what rank 0 has measured until now."""
@@ -263,7 +268,8 @@ class ModelCheckpoint(StoredCheckpoint):
             if self.save_top_k != 0:
                 self._score(trainer, metrics)
         # A link to the newest checkpoint, or a file if there is none.
-        due = self.save_last is True or (self.save_last == "link" and not self._newest_path)
+        links = self.save_last == "link" and self._newest_path and self._last_at_batch != -1
+        due = self.save_last in (True, "link") and not links
         if due and self._may_save(trainer) and self._last_at_batch != trainer.progress.total_batches:
             metrics = self._monitor_candidates(trainer)
             with self._alone(trainer), self._naming_last(trainer, metrics) as before:

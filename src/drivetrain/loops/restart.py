@@ -47,6 +47,7 @@ _SIZE: Form = (int, None, count)
 RESTART: Form = {
     "data?": (Mapping, None), "exact?": bool, "settled?": bool, "cut_off?": bool, "ahead?": [str],
     "samples?": (None, count), "loaders?": {str: count}, "callback_metrics?": {str: number},
+    "agreed_steps?": {str: number},
     "data_ranks?": (None, count), "divided_from?": count,
     "order?": (None, {"sampler": str, "samples": _SIZE, "dataset": _SIZE, "options": Mapping}),
 }  # fmt: skip
@@ -101,6 +102,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
         "data": _position(run),
         "logged": _logged(run, metrics),
         "callback_metrics": dict(run.book.refresh()),
+        "agreed_steps": {**run.book.agreed_steps},
         "metrics": {place: states_before.get(id(metric)) or state_of(metric) for place, metric in metrics.items()},
         "exact": not in_batch,
     }
@@ -379,6 +381,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
                 },
                 "data": None if passes is None else passes.flight or passes.position(),
                 "logged": [], "callback_metrics": {}, "metrics": {}, "exact": True, "settled": True,
+                "agreed_steps": {**book.agreed_steps},
             }  # fmt: skip
             if book.has_entries("train"):
                 start["logged"] = copy.deepcopy(_logged(run, metrics))
