@@ -652,9 +652,10 @@ def test_t28_a_last_one_that_a_kill_has_prevented_is_written_by_the_run_that_res
 
     arguments: dict[str, Any] = {"save_last": save_last, "save_top_k": -1, "filename": "{epoch}"}
     save = ModelCheckpoint._save_last
-    with monkeypatch.context() as patched, pytest.raises(Killed):
+    with monkeypatch.context() as patched:
         patched.setattr(ModelCheckpoint, "_save_last", dies)
-        fit(tmp_path, ModelCheckpoint(tmp_path / "a", **arguments), max_epochs=2)
+        with pytest.raises(Killed):
+            fit(tmp_path, ModelCheckpoint(tmp_path / "a", **arguments), max_epochs=2)
     last = tmp_path / "a" / "last.ckpt"
     assert load(last)["global_step"] == STEPS
     fit(tmp_path, ModelCheckpoint(tmp_path / "a", **arguments), max_epochs=2, ckpt_path=tmp_path / "a" / "epoch=1.ckpt")

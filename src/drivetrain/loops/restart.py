@@ -47,8 +47,7 @@ _SIZE: Form = (int, None, count)
 RESTART: Form = {
     "data?": (Mapping, None), "exact?": bool, "settled?": bool, "cut_off?": bool, "ahead?": [str],
     "samples?": (None, count), "loaders?": {str: count}, "callback_metrics?": {str: number},
-    "agreed_steps?": {str: number},
-    "data_ranks?": (None, count), "divided_from?": count,
+    "agreed_steps?": {str: number}, "data_ranks?": (None, count), "divided_from?": count,
     "order?": (None, {"sampler": str, "samples": _SIZE, "dataset": _SIZE, "options": Mapping}),
 }  # fmt: skip
 """The form of what :func:`capture` returns, without the parts that are checked by themselves."""
@@ -65,8 +64,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
     Returns:
         ``progress``, the counters; ``rng``, the random state; ``data``, this rank's position in the training loader or
         ``None``; ``samples``, how many samples of the epoch all ranks together have done, or batches of a user's own
-        batch sampler, or ``None``;
-        ``order``, as :func:`drivetrain.data.order_of` returns it;
+        batch sampler, or ``None``; ``order``, as :func:`drivetrain.data.order_of` returns it;
         ``data_ranks``, how many ranks share out one order of samples, or ``None`` if each has its own loader;
         ``divided_from``, if the epoch was resumed with batches of another size: how many samples those had;
         ``window`` and ``gradients``, of a window that is not complete; ``logged``, the epoch's running reductions;
@@ -380,8 +378,8 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
                     "held": 0, "divisor": window.size, "should_stop": progress.should_stop and run.stop_is_delayed(),
                 },
                 "data": None if passes is None else passes.flight or passes.position(),
-                "logged": [], "callback_metrics": {}, "metrics": {}, "exact": True, "settled": True,
-                "agreed_steps": {**book.agreed_steps},
+                "agreed_steps": {**book.agreed_steps}, "logged": [], "callback_metrics": {}, "metrics": {},
+                "exact": True, "settled": True,
             }  # fmt: skip
             if book.has_entries("train"):
                 start["logged"] = copy.deepcopy(_logged(run, metrics))

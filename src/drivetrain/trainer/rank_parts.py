@@ -34,9 +34,7 @@ Trainer = Any  # not imported: the class's module imports this file
 _OWN = ("rng", "restart", "rank_state")
 # Keys of ``restart`` that are equal on every rank.
 _OF_THE_WINDOW = frozenset({"callbacks", "buffers", "precision", "rank_state"})
-_SHARED = frozenset(
-    {"samples", "data_ranks", "divided_from", "exact", "settled", "cut_off", "ahead", "loaders", "agreed_steps"}
-)
+_SHARED = frozenset({"samples", "data_ranks", "divided_from", "exact", "settled", "cut_off", "ahead", "loaders"})
 
 
 def of_ended_fit(run: Run | None, strategy: Strategy) -> list[State]:
