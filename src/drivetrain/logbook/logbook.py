@@ -70,6 +70,7 @@ class Logbook:
             epoch are final.
         callback_metrics: the latest value of every name, as tensors on their own device.
         bar_metrics: floats of the last flush, in a dictionary that is never modified, so a thread may read it.
+        agreed_steps: by name, the last value that the ranks agreed on, which callbacks see in place of a step's own.
         logged_metrics: as ``callback_metrics``, for the names that loggers get, under the loggers' names.
         flushes: the number of times that values were read from a device.
         sum_dtype: the dtype of sums over an epoch; float64 if the device supports it.
@@ -120,8 +121,7 @@ class Logbook:
         self._compared_sizes = False
         self._logged_before: dict[str, list[Logged]] = {}  # by group
         self._held: dict[Entry, Value | None] = {}  # training's step values when the last evaluation began
-        # by name: the value of the last step on which the ranks have agreed
-        self._agreed_steps: dict[str, Value] = {}
+        self.agreed_steps: dict[str, Value] = {}
         # full name -> the scope that logged it first; None: a warning was already issued
         self._logged_first: dict[str, tuple[str, Scope] | None] = {}
 
@@ -273,7 +273,7 @@ class Logbook:
         agreed = self._agree([(row.name, row.entry, row.parts) for row in shared if row.parts is not None])
         found = dict(zip(map(id, shared), agreed, strict=True))
         for row in shared:
-            self._agreed_steps[row.name] = row.entry.last = found[id(row)]
+            self.agreed_steps[row.name] = row.entry.last = found[id(row)]
         return [row._replace(value=found[id(row)]) if id(row) in found else row for row in rows]
 
     def agree_on_epoch(self, group: str) -> None:
@@ -360,7 +360,7 @@ class Logbook:
 
     def _agreed(self, entry: Entry) -> Value | None:
         """Return the agreed value of the last step, for callbacks; ``None`` without a step value."""
-        return self._agreed_steps.get(entry.step_name) if entry.shared else None
+        return self.agreed_steps.get(entry.step_name) if entry.shared else None
 
     def _newest(self, entry: Entry) -> Value | None:
         return entry.last if (agreed := self._agreed(entry)) is None else agreed

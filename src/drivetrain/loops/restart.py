@@ -47,7 +47,7 @@ _SIZE: Form = (int, None, count)
 RESTART: Form = {
     "data?": (Mapping, None), "exact?": bool, "settled?": bool, "cut_off?": bool, "ahead?": [str],
     "samples?": (None, count), "loaders?": {str: count}, "callback_metrics?": {str: number},
-    "data_ranks?": (None, count), "divided_from?": count,
+    "agreed_steps?": {str: number}, "data_ranks?": (None, count), "divided_from?": count,
     "order?": (None, {"sampler": str, "samples": _SIZE, "dataset": _SIZE, "options": Mapping}),
 }  # fmt: skip
 """The form of a result of :func:`capture`, without the entries that have checks of their own."""
@@ -64,17 +64,14 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
     Returns:
         A dictionary with these entries; an entry without a value may be missing.
 
-        - ``progress``: the counters. ``rng``: the random state.
-        - ``data``: this rank's position in the training loader.
-        - ``samples``: the number of samples of this epoch that all ranks together have done; with a user's own batch
-          sampler, the number of batches.
+        - ``progress``: the counters. ``rng``: the random state. ``data``: this rank's position in the training loader.
+        - ``samples``: the samples of this epoch that all ranks together have done; batches with a user's batch sampler.
         - ``order``: a result of :func:`drivetrain.data.samplers.order_of`.
-        - ``data_ranks``: the number of ranks among which one order of samples is divided; ``None``: each rank has its
-          own loader.
+        - ``data_ranks``: the number of ranks that share one order of samples; ``None``: each has its own loader.
         - ``divided_from``: if the epoch was resumed with another batch size, the number of samples before that.
         - ``window``, ``gradients``: of an incomplete window. ``logged``: the epoch's running reductions.
-        - ``exact``: whether a run that resumes here equals an uninterrupted one.
-        - ``cut_off``: the optimizer has stepped, and the rest of its batch did not run.
+        - ``exact``: whether a run that resumes here equals an uninterrupted one. ``cut_off``: the optimizer has stepped,
+          and the rest of its batch did not run.
         - ``settled``: the log's flush, the validation and the schedulers that follow the last batch are done, too.
         - ``callbacks``, ``buffers``, ``options`` (of optimizers and schedulers), ``rank_state``, ``precision`` (a
           function): the states at the point where the run resumes, if the present states belong to another point.
@@ -104,6 +101,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
         "data": _position(run),
         "logged": _logged(run, metrics),
         "callback_metrics": dict(run.book.refresh()),
+        "agreed_steps": {**run.book.agreed_steps},
         "metrics": {place: states_before.get(id(metric)) or state_of(metric) for place, metric in metrics.items()},
         "exact": not in_batch,
     }
@@ -379,7 +377,8 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
                     "held": 0, "divisor": window.size, "should_stop": progress.should_stop and run.stop_is_delayed(),
                 },
                 "data": None if passes is None else passes.flight or passes.position(),
-                "logged": [], "callback_metrics": {}, "metrics": {}, "exact": True, "settled": True,
+                "agreed_steps": {**book.agreed_steps}, "logged": [], "callback_metrics": {}, "metrics": {},
+                "exact": True, "settled": True,
             }  # fmt: skip
             if book.has_entries("train"):
                 start["logged"] = copy.deepcopy(_logged(run, metrics))

@@ -326,6 +326,7 @@ def restore_results(run: Run) -> None:
         return
     with naming(run.resumed_from), restoring("the metric objects"):
         run.book.callback_metrics.update(run.restart.get("callback_metrics", {}))
+        run.book.agreed_steps.update(run.restart.get("agreed_steps", {}))
         set_states(run.module, run.restart.get("metrics", {}))
 
 

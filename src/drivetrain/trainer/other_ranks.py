@@ -105,7 +105,7 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
     """Return the state with which ``rank`` of ``ranks`` resumes: its random state ``rng`` and ``restart``."""
     common, count = _common(checkpoint), saved_by(checkpoint)
     parts = [expect(each, Mapping) for each in checkpoint.get("ranks", [checkpoint])]
-    kept = ("loaders", "callback_metrics")  # these entries are equal on all ranks
+    kept = ("loaders", "callback_metrics", "agreed_steps")  # these entries are equal on all ranks
     restart: State = {key: common[key] for key in kept if key in common}
     found = [part.get("restart", {}) for part in parts[rank::ranks] if part]
     for each in found:
