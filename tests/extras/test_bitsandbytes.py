@@ -198,7 +198,7 @@ def test_what_cannot_be_packed_says_so() -> None:
         BitsandbytesPrecision("nf4dq")
     with pytest.raises(ConfigurationError, match=r"Write \{'head'\}"):
         BitsandbytesPrecision(ignore_modules="head")
-    with pytest.raises(ConfigurationError, match="ReLU has none that it may take"):
+    with pytest.raises(ConfigurationError, match="ReLU has none that it can pack"):
         Engine(accelerator="cpu", plugins=BitsandbytesPrecision()).setup_module(nn.ReLU())
 
 

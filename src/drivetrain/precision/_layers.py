@@ -15,8 +15,8 @@ Layer = TypeVar("Layer", bound=nn.Module)
 def plain_layers(module: nn.Module, kind: type[Layer], ignored: Collection[str] = ()) -> dict[str, Layer]:
     """Return the layers of ``module`` that are exactly of ``kind``, by path; "" for ``module`` itself.
 
-    Subclasses are left out, because they have their own forward pass; so are layers that share their weight, because
-    such a layer cannot be replaced alone, and the layers in ``ignored`` with their children.
+    Left out are subclasses, which have their own forward pass; layers that share their weight, which cannot be replaced
+    alone; and the layers in ``ignored`` with their children.
     """
     owners: dict[int, int] = {}
     for each in module.modules():

@@ -99,8 +99,8 @@ class TransformerEnginePrecision(TruePrecision):
                 made[path] = te.LayerNorm(norm.normalized_shape[0], eps=norm.eps).to(norm.weight.device, self.dtype)
                 _copy(norm, made[path])
         rank_zero_info(
-            f"TransformerEnginePrecision exchanges {number_of(len(made), 'layer')} for TransformerEngine's"
-            f"{f', and not {listed(left)}' if left else ''}."
+            f"TransformerEnginePrecision replaces {number_of(len(made), 'layer')} with TransformerEngine's"
+            f"{f', but not {listed(left)}' if left else ''}."
         )
         return exchange(module, made)
 
@@ -132,7 +132,7 @@ def _has_own_layers(module: nn.Module) -> bool:
 
 
 def _copy(old: nn.Module, new: nn.Module) -> None:
-    """Move the parameters of ``old`` to ``new``, and let it load checkpoints without its extra state."""
+    """Copy the parameters of ``old`` to ``new``, and let ``new`` load checkpoints that lack its extra state."""
     with torch.no_grad():
         for name, parameter in old.named_parameters():
             target: Any = getattr(new, name)
