@@ -167,8 +167,8 @@ def _opened(call: bytes) -> child.Call:
         opened: child.Call = pickle.loads(call)
     except ImportError as error:
         raise ConfigurationError(
-            f"What the launching process has sent needs a module that this machine does not find: {error}. Install it "
-            'there, or send the folder along: ray.init(runtime_env={"working_dir": "."}) before the launch.'
+            f"The launching process has sent objects that need a module which this machine does not find: {error}. "
+            'Install it there, or send the folder, too: ray.init(runtime_env={"working_dir": "."}) before the launch.'
         ) from error
     return opened
 

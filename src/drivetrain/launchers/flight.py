@@ -1,4 +1,4 @@
-"""Read traces of torch's Flight Recorder, its record of collectives: which ranks wait in which, and which are missing.
+"""Read traces of torch's Flight Recorder, its record of collectives: which ranks wait in one, and which are missing.
 
 torch records collectives by default, also for Gloo. A trace is torch's JSON; the members of each group are added,
 because torch sometimes leaves them out. This file reads traces without torch.
@@ -35,7 +35,7 @@ class Collective:
         name: the operation, such as "gloo:all_reduce".
         shapes: the shapes of its inputs.
         since: when the collective began, in seconds of the machine's clock.
-        between_two: whether the operation is a send or a receive, for which the trace does not name the other rank.
+        between_two: whether the operation is a send or a receive; the trace does not contain the other rank then.
     """
 
     group: str
@@ -90,7 +90,7 @@ def missing(collective: Collective, trace: Trace, traces: Mapping[int, Trace | N
     Args:
         collective: a collective in which a rank waits.
         trace: the trace of this rank.
-        traces: the traces of the ranks by their numbers; ``None``: that rank has given none.
+        traces: the trace of each rank of this machine; ``None``: the rank has not answered.
     """
     found: dict[int, str] = {}
     if collective.between_two:

@@ -44,7 +44,7 @@ _SOON_S = 10.0
 _POLL_S = 0.5  # a signal may have arrived
 _LAST_WORDS_S = 0.5  # Ray fetches the actors' output about ten times a second, while it is connected
 _ECHO_S = 10.0  # Ray takes seconds to detect a death; ranks that lose a connection report at once
-_CURE = "Make it where it is used: in setup, in configure_model, or in another hook, which run in each process."
+_CURE = "Create it where it is used: in setup, in configure_model, or in another hook, which run in each process."
 _DIED = "If you did not kill it, its machine is gone or ran out of memory: use smaller batches or fewer loader workers."
 _OF_RAY = re.compile("_group_|node:|memory")  # resources that a job does not request
 _NOT_CALLED_GPU = ("HPU", "NPU", "TPU")  # kinds of devices that Ray schedules under torch's name for them, in capitals
@@ -74,14 +74,14 @@ class RayLauncher(Launcher):
     may be sent to this process or to any of the actors; this process forwards them, so that a fit saves.
 
     Args:
-        environment: provides this machine's place in the job.
+        environment: provides this machine's node rank, and the main port.
         num_processes: the number of processes on each machine.
         num_nodes: the number of machines.
         resources: the resources that Ray reserves for each process, by Ray's names: ``{"CPU": 4, "GPU": 1}``; at most
             one device. ``None``: ``{"CPU": 1}``.
         address: the cluster's address, as for ``ray.init``; ``None``: ``RAY_ADDRESS``, otherwise "local", only this
             machine.
-        start_timeout_s: seconds to wait for resources in the cluster, until another job ends or a machine is added.
+        start_timeout_s: seconds to wait for resources in the cluster, which other jobs may use.
     """
 
     _names = ("ray",)
@@ -121,8 +121,8 @@ class RayLauncher(Launcher):
                 cannot be pickled.
             LaunchError: a process failed; the others were killed at once. Its exit code is 1 if the process died,
                 because Ray does not report it.
-            KeyboardInterrupt: after an interrupt here or in a process, when all have ended.
-            SIGTERMException: as for KeyboardInterrupt, after SIGTERM.
+            KeyboardInterrupt: an interrupt arrived here or in a process; all processes have ended.
+            SIGTERMException: SIGTERM arrived here or in a process; all processes have ended.
         """
         ray = _imported()
 
@@ -169,7 +169,7 @@ class RayLauncher(Launcher):
             except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                 raise ConfigurationError(
                     f"Ray cannot be reached at the address {address!r}: {error}\nWrite the address of a running "
-                    "cluster into RAY_ADDRESS, or unset it: then one of this machine alone is started."
+                    "cluster into RAY_ADDRESS, or unset it: then a cluster of only this machine is started."
                 ) from error
             stack.callback(time.sleep, _LAST_WORDS_S)
             yield address == _HERE
@@ -206,8 +206,8 @@ class RayLauncher(Launcher):
         whole = {name: amount for name, amount in ray.cluster_resources().items() if not _OF_RAY.search(name)}
         raise ConfigurationError(
             f"The Ray cluster has no room for num_nodes={self.num_nodes} with {together} on each: {large} of its "
-            f"machines are that large{busy}. All in all it has {whole}. Write fewer devices, fewer num_nodes, or the "
-            "address of a larger cluster into RAY_ADDRESS."
+            f"machines are that large{busy}. The whole cluster has {whole}. Write fewer devices, fewer num_nodes, or "
+            "the address of a larger cluster into RAY_ADDRESS."
         )
 
     def _seats(self, ray: Any, actors: Sequence[Any]) -> list[Seat]:
@@ -404,7 +404,7 @@ def _imported() -> Any:
         import ray.util
     except ImportError as error:
         raise MissingPackageError(
-            f"The processes are to be actors of Ray, which cannot be imported here: {error}. Run `pip install ray`, or "
+            f"The processes run as actors of Ray, which cannot be imported here: {error}. Run `pip install ray`, or "
             'write strategy="ddp".'
         ) from error
     return ray

@@ -1,4 +1,4 @@
-"""The program's own command again, once per device: each process runs the complete script as a rank."""
+"""Run the program's own command again, once per device: each process runs the complete script as a rank."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class ScriptLauncher(Launcher):
     job's exit code. Nothing has to be pickled, and debuggers see ordinary programs; ``breakpoint()`` works on rank 0.
     The code of the script before this call runs in each process.
 
-    The processes get the environment variables with their ranks, the present environment, and the command line and
-    working directory with which this process was started, even if the script has changed ``sys.argv`` or its directory.
+    The processes get the current environment, the variables with their ranks, and the command line and working
+    directory with which this process was started, even if the script has changed ``sys.argv`` or its directory.
 
     Args:
-        environment: provides this machine's place in the job.
+        environment: provides the machine's node rank, and the main address and port.
         num_processes: the number of processes on this machine.
         num_nodes: the number of machines; the program is started once on each.
     """
@@ -54,8 +54,9 @@ class ScriptLauncher(Launcher):
 
     @classmethod
     def for_job(cls, *job: Any, **options: Any) -> Launcher:
-        """Return an instance, except in a process that this launcher has started, even if a user's environment asks for
-        it: each rank would start others, without end.
+        """Return an instance; in a process that this launcher has started, an ``ExternalLauncher``.
+
+        Otherwise ranks could start further ranks, without end: a user's environment may not detect that it runs in one.
         """
         return ExternalLauncher() if was_started() else super().for_job(*job, **options)
 
@@ -114,9 +115,8 @@ def _started(command: Sequence[str], variables: Mapping[str, str]) -> subprocess
 
 
 def _dies_with_launcher() -> Callable[[], None] | None:
-    """Return the function that a process runs first, so that it ends when this process is killed.
-
-    ``None`` if the system has no such signal.
+    """Return the function that a process runs first, so that it ends when this process is killed; ``None``: the system
+    cannot do this.
     """
     if sys.platform != "linux":
         return None
@@ -157,12 +157,11 @@ def _first_failure(
 ) -> int:
     """Wait until all processes have ended, or one has failed and the others had time to print why they also fail.
 
-    The process that failed first need not be the first to end: the others lose their connection while it still prints
-    its traceback. Ending it at once would lose the important lines. After a signal, which all processes get, they have
-    time to save.
+    The process that failed first need not be the first to end: while it still prints its traceback, the others lose
+    their connection. Ending it at once would lose the important lines. After a signal, which all processes get, they
+    have time to save.
 
-    Returns: the exit code of the first process that ended with another code than 0; 0 if none did; _HANGS if the
-        running processes wait for each other.
+    Returns: The first nonzero exit code; 0 if there is none; ``_HANGS`` if the running processes wait for each other.
     """
     watch = None if board is None else Watch(board)
     ending, sent = Ending(board, stop_timeout_s, _LAST_WORDS_S), sent or Sent()
@@ -207,10 +206,10 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def started_by_rank() -> int:
-    """Return the process id of the rank that has started this process, which would join the job as the same rank; else
-    0.
+    """Return the process id of the rank that has started this process; 0: no rank has.
 
-    Such a process has inherited the rank and the address of the job. A process can detect this only on Linux.
+    Such a process has inherited the rank and the address of the job, and would join it as the same rank. A process can
+    detect this only on Linux.
     """
     parent = os.getppid()
     try:
@@ -232,7 +231,7 @@ def command_again() -> list[str]:
     if host is not None:
         name, instead = host
         raise ConfigurationError(
-            f"To start the processes as copies of the program's command would run {name} again in each of them. "
+            f"Each process would run the program's command again, and with it {name}. "
             f"Write strategy={instead}."
         )
     return [sys.executable, *sys.orig_argv[1:]]

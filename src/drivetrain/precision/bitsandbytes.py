@@ -103,7 +103,7 @@ class BitsandbytesPrecision(Autocast):
 
 
 def _as_on_first_rank(weight: Tensor) -> Tensor:
-    """Return the first rank's ``weight``: packed weights cannot be broadcast, so all ranks must pack the same values."""
+    """Return the first rank's ``weight``: packed weights cannot be broadcast, so all ranks must pack equal values."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and not weight.is_meta:
         weight = weight.clone()
         dist.broadcast(weight, 0)

@@ -189,9 +189,9 @@ class Precision(Familiar):
         """Return the state for a checkpoint.
 
         Args:
-            module: the user's module; the state of a parameter should have the parameter's name in it as the key. For
-                an Engine's checkpoint with several modules, ``module`` has these as its children, under their names in
-                the checkpoint.
+            module: the user's module. Use its parameter names as keys for what is stored per parameter. For an Engine's
+                checkpoint with several modules, ``module`` has these as its children, under their names in the
+                checkpoint.
             optimizers: the optimizers of its parameters.
         """
         return {}
