@@ -92,8 +92,8 @@ class _ByValue(ForkingPickler):
 
 
 class _Trail(pickle._Pickler):
-    """A Python pickler without output, which records the path of objects in ``held``; after an exception, it ends at the
-    object that could not be pickled.
+    """A Python pickler without output. After an exception, ``held`` is the path of objects to the one that could not be
+    pickled.
     """
 
     def __init__(self) -> None:

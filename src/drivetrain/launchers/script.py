@@ -231,8 +231,7 @@ def command_again() -> list[str]:
     if host is not None:
         name, instead = host
         raise ConfigurationError(
-            f"Each process would run the program's command again, and with it {name}. "
-            f"Write strategy={instead}."
+            f"Each process would run the program's command again, and with it {name}. Write strategy={instead}."
         )
     return [sys.executable, *sys.orig_argv[1:]]
 
