@@ -411,7 +411,7 @@ class CallsALayer(Net):
 
 
 REFUSED: dict[type[Net], str] = {
-    NoHook: "NoHook has no method configure_pipeline, and PipelineStrategy asks it for the stages",
+    NoHook: "NoHook has no method configure_pipeline, which PipelineStrategy calls for the stages",
     WrongNumber: "WrongNumber.configure_pipeline returned 1 stage, and 2 are needed: 2 processes with 1 each",
     WrongResult: "WrongResult.configure_pipeline returned a list: [Sequential(",
     LeavesOut: "LeavesOut.configure_pipeline leaves scale in no stage",
@@ -464,7 +464,7 @@ def test_arguments_are_checked() -> None:
     for schedule, stages in (("interleaved_1f1b", 1), ("gpipe", 2)):
         with pytest.raises(ConfigurationError, match="do not go together"):
             PipelineStrategy(schedule, stages_per_rank=stages)  # type: ignore[arg-type]
-    for size, text in ((3, "does not divide the 4 processes"), (1, "with 4 processes is none")):
+    for size, text in ((3, "does not divide the 4 processes"), (1, "with 4 processes splits no model")):
         strategy = PipelineStrategy(pipeline_parallel_size=size)
         strategy.world_size = 4
         with pytest.raises(ConfigurationError, match=text):

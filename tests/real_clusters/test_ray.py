@@ -195,7 +195,7 @@ def test_t31_callbacks_hear_of_it_once(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        ("no room", "{'CPU': 3.0} on each: 0 of its machines are that large. The whole cluster has {'CPU': 2.0}. Write"),
+        ("no room", "{'CPU': 3.0} on each: 0 of its machines are that large. The whole cluster has {'CPU': 2.0}."),
         ("no machine", "num_nodes=2 with {'CPU': 1.0} on each: 1 of its machines are that large. "),
         ("unpicklable", "cannot pickle 'generator' object. Create it where it is used: in setup"),
         ("unpicklable result", "The result of rank 0 cannot be pickled, to be sent to another process: cannot pickle"),

@@ -1,4 +1,4 @@
-"""The states of a DeepSpeed engine: gathered to complete tensors for a checkpoint, split again when it is loaded.
+"""The states of a DeepSpeed engine: gathered to complete tensors for a checkpoint, and split again on loading.
 
 ZeRO keeps float32 master weights and optimizer states as flat shards, one per rank and parameter group. In a
 checkpoint, these tensors are complete and named as in the module and its optimizer without DeepSpeed, so that any
@@ -55,7 +55,7 @@ def parameter_shape(parameter: Tensor) -> torch.Size:
 
 
 def put_together(module: nn.Module) -> None:
-    """Gather each parameter that ZeRO-3 has partitioned into host memory, and remove ZeRO's attributes from it."""
+    """Gather into host memory each parameter that ZeRO-3 has partitioned, and remove ZeRO's attributes from it."""
     for parameter in filter(is_partitioned, module.parameters()):
         with deepspeed_zero.GatheredParameters([parameter]):
             whole = parameter.detach().to(HOST, copy=True)
@@ -156,7 +156,7 @@ def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, 
 def _link_states(engine: Any) -> None:
     """Let ZeRO-1 and ZeRO-2 find the states through the parameters.
 
-    They do so by themselves after the first step of the first parameter group, when the other groups have no states.
+    ZeRO does this itself after the first step of the first parameter group, when the other groups have no states yet.
     """
     zero = engine.optimizer
     if hasattr(zero, "_lazy_init_hp_params_optimizer_state") and engine.basic_optimizer.state:
@@ -165,7 +165,7 @@ def _link_states(engine: Any) -> None:
 
 
 def load_master_weights(module: nn.Module, state_dict: Mapping[str, Any]) -> None:
-    """Load the float32 master weights that ZeRO trains from a checkpoint; 16-bit parameters hold them rounded."""
+    """Load ZeRO's float32 master weights from a checkpoint; the 16-bit parameters are only rounded copies of them."""
     state = own_names(module, state_dict)
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and name in state:

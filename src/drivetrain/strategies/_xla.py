@@ -1,4 +1,4 @@
-"""What the strategies for XLA devices share: torch_xla's deferred execution, random state and arguments."""
+"""Shared by the strategies for XLA devices: torch_xla's deferred execution, random state and arguments."""
 
 from __future__ import annotations
 

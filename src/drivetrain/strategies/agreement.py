@@ -39,7 +39,7 @@ class Facts:
         job: entries that must be equal on all ranks.
         model: entries that must be equal within a data group; ranks outside it may hold another part of the model.
         seed: the seed of ``seed_everything``; it may differ between ranks.
-        loggers: they may differ between ranks.
+        loggers: the loggers; they may differ between ranks.
         changes: whether the model may still change before training; the models are then not compared.
     """
 
@@ -71,7 +71,8 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
     case, and different seeds are a common way to augment samples differently on each rank.
 
     Args:
-        world: all ranks. data: the ranks that have the same part of the model as this rank.
+        world: all ranks.
+        data: the ranks that have the same part of the model as this rank.
         facts: the facts of this rank.
 
     Raises:
@@ -107,7 +108,7 @@ def _digests(facts: Facts, part: int) -> Iterable[str]:
 
 
 def _digest(texts: Mapping[str, str]) -> str:
-    """The order of the texts matters, because DDP matches parameters by order."""
+    """Return a digest of ``texts`` in their order, by which DDP matches parameters."""
     return hashlib.sha256(repr(list(texts.items())).encode()).hexdigest()[:16]
 
 
@@ -161,7 +162,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-# ---- what there is to compare ----------------------------------------------------------------------------------------
+# ---- the facts to compare --------------------------------------------------------------------------------------------
 
 
 def of_program(strategy: Strategy) -> dict[str, str]:
@@ -215,9 +216,7 @@ def seed() -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a text for an option that is equal in every process: a plain value as text, or the name of any other
-    object.
-    """
+    """Return a text for an option: a plain value as text, any other object as its name, which is equal on all ranks."""
     if isinstance(value, _OWN_VALUES):
         return repr(value)
     if isinstance(value, (list, tuple)):

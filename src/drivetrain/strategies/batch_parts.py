@@ -1,4 +1,4 @@
-"""Split a batch into parts for several devices, and join their outputs.
+"""Split a batch into parts for several devices, and join the outputs of the parts.
 
 A batch is a tree, as in :mod:`drivetrain.base.tree`. Its size is the first dimension of its first tensor. Each tensor
 of that length is split along its first dimension, and so is each list of that length with strings, numbers or other
@@ -99,7 +99,7 @@ def _split(tree: Any, sizes: Sequence[int], devices: Sequence[torch.device]) -> 
 
 
 class Joiner:
-    """Joins the outputs of several parts into one.
+    """Joins the outputs of the parts into one output.
 
     Args:
         sizes: the number of samples in each part.

@@ -1,8 +1,8 @@
 """Batch norm with statistics over the batches of all ranks, on every device.
 
-torch's ``nn.SyncBatchNorm`` does this on some devices and refuses others, the CPU among them. Here a layer of the
-user's model gets another forward pass during a run and remains the same object: its parameters, buffers, hooks, names
-and references do not change.
+torch's ``nn.SyncBatchNorm`` raises an error on some devices, such as the CPU. Here a layer of the user's model gets
+another forward pass during a run and remains the same object: its parameters, buffers, hooks, names and references do
+not change.
 
 Per layer and training step the ranks exchange ``2 C + 1`` numbers in the forward pass and ``2 C`` in the backward pass,
 for C channels. No value is read back from a device, so the host never waits for one.
@@ -75,7 +75,7 @@ def synchronised(module: nn.Module, group: Any = None) -> nn.Module:
         cls = type(layer)
         if isinstance(layer, LazyModuleMixin):
             raise ConfigurationError(
-                f"The layer {name!r} is a {cls.__name__} that has not seen a batch, and what it will be is not known "
+                f"The layer {name!r} is a {cls.__name__} that has not seen a batch, so its final class is not known "
                 "yet. Call the model once on a batch before training, or write the number of channels."
             )
         if "forward" in vars(layer) or type(layer).forward not in (BatchNorm.forward, nn.SyncBatchNorm.forward):
@@ -89,8 +89,8 @@ def synchronised(module: nn.Module, group: Any = None) -> nn.Module:
     if overridden:
         rank_zero_warn(
             f"sync_batchnorm=True leaves these layers alone, because their forward is not torch's: "
-            f"{', '.join(overridden)}. Each rank normalizes by its own batch there. Where that is not meant, exchange "
-            "the statistics in that forward, or use torch's layers."
+            f"{', '.join(overridden)}. Each rank normalizes by its own batch there. Otherwise exchange the statistics "
+            "in that forward, or use torch's layers."
         )
     return module
 
@@ -106,7 +106,7 @@ def restored(module: nn.Module) -> nn.Module:
 
 
 def count_batches(module: nn.Module, counts: bool) -> None:
-    """Set whether the next batches count in the statistics, or only take part in the exchange."""
+    """Set whether the statistics include this rank's next batches; it takes part in the exchange in any case."""
     for layer in module.modules():
         if isinstance(layer, _Synchronised):
             layer.counts = counts

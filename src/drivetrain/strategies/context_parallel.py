@@ -1,4 +1,4 @@
-"""Sequences split over ranks: attention over complete sequences, and which part of a sequence each rank has.
+"""Sequences split over ranks: attention over complete sequences, and each rank's part of a sequence.
 
 Each rank of a context-parallel group computes on a part of every sequence. Only attention needs the other parts: before
 it, the ranks exchange heads for positions (arXiv 2309.14509, "Ulysses"), so that each computes plain attention
@@ -32,7 +32,7 @@ KINDS = ("ulysses", "ring")
 CONTEXT = "context_parallel"
 Part = Callable[[Tensor, int], Tensor]
 Dims = int | Mapping[Any, int] | Callable[[Any, Part], Any]
-"""Which dimension of the tensors in a batch is the sequence; see ``ModelParallelStrategy(sequence_dims=...)``."""
+"""The dimension of a batch's tensors that is the sequence; see ``ModelParallelStrategy(sequence_dims=...)``."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def dims_for(module: nn.Module, given: Dims | None, owner: str) -> Dims:
     dims: Dims | None = getattr(module, "sequence_dims", None) if given is None else given
     if dims is None:
         raise ConfigurationError(
-            f"{owner} is to split sequences, and nothing says where they are. Write "
+            f"{owner} splits sequences, but the dimensions that are sequences are unknown. Write "
             'sequence_dims={"input_ids": 1, "labels": 1} with the fields of a batch, or set sequence_dims in '
             f"{type(module).__name__}."
         )

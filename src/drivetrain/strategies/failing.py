@@ -1,6 +1,4 @@
-"""A failing rank reports why: to the other ranks, through the job's store, and to the process that prints the
-report.
-"""
+"""Report why this rank fails: to the other ranks, through the job's store, and to the process that prints a report."""
 
 from __future__ import annotations
 

@@ -37,16 +37,16 @@ _DECLARED = {
 
 
 COLLECTIVES = frozenset({"barrier", "broadcast", "reduce_boolean_decision"})
-"""Members whose override also counts in :attr:`Strategy.world`."""
+"""Members whose overrides are also called by the group :attr:`Strategy.world`."""
 
 
 class Familiar(Step, State):
-    """Members with Lightning's names, which the contract defines in another form; users can call and override them."""
+    """Members with Lightning's names, for which the contract has other members; users can call and override them."""
 
-    is_distributed: Any = reads("facts.is_distributed", "Whether several processes train together.")
-    restore_checkpoint_after_setup: Any = reads("facts.restores_after_setup", "Whether it loads after ``setup``.")
-    lightning_restore_optimizer: Any = reads("facts.trainer_restores_optimizers", "Whether the Trainer restores them.")
-    handles_gradient_accumulation: Any = reads("facts.handles_gradient_accumulation", "Whether its optimizers do it.")
+    is_distributed: Any = reads("facts.is_distributed", "Several processes train together.")
+    restore_checkpoint_after_setup: Any = reads("facts.restores_after_setup", "Weights are loaded after ``setup``.")
+    lightning_restore_optimizer: Any = reads("facts.trainer_restores_optimizers", "A Trainer restores optimizers.")
+    handles_gradient_accumulation: Any = reads("facts.handles_gradient_accumulation", "Optimizers add up gradients.")
     precision: Any = reads("precision_plugin", "``precision_plugin`` under its name in Fabric.")
 
     # ---- ranks and places ----------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class Familiar(Step, State):
     # ---- between ranks -------------------------------------------------------------------------------------------
 
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Wait for every rank. Further arguments are ignored: barriers of other libraries have some."""
+        """Wait for every rank. Further arguments, which other libraries' barriers have, are ignored."""
         self._plain_world.barrier(name)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
@@ -350,8 +350,8 @@ def bind_zero_grad(strategy: Strategy, optimizer: Optimizer) -> Callable[[], Non
 
 
 def bind_clipping(strategy: Strategy, module: nn.Module, algorithm: Any) -> Callable[..., Any]:
-    """Return the function that clips, called with an optimizer, the value and ``algorithm``: the strategy's or the
-    precision's.
+    """Return the strategy's or the precision's function that clips, called with an optimizer, the value and
+    ``algorithm``.
     """
     verb = "clip_gradients_value" if algorithm == "value" else "clip_gradients_norm"
     if overrides(strategy, verb, Familiar):
@@ -430,8 +430,8 @@ def _own(strategy: Strategy, name: str) -> bool:
 
 @contextmanager
 def standing_for(strategy: Strategy, **attributes: Any) -> Iterator[None]:
-    """Context in which a strategy has other attributes, because overrides of these members only know the run's
-    module.
+    """Context in which a strategy has other attributes: Lightning's members have no argument for the module, so their
+    overrides use the strategy's attributes.
     """
     # Written to the instance's dictionary, because a setter may do work that belongs to the start of a run.
     own = vars(strategy)

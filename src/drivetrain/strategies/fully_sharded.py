@@ -1,4 +1,4 @@
-"""Models whose blocks torch's ``fully_shard`` shards: what FSDP and model parallelism share."""
+"""Base of FSDP and model parallelism: models whose blocks torch's ``fully_shard`` shards."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 LARGE = ("model.", "optimizers.")
-"""How the names of tensors begin of which each rank reads its own shards."""
+"""Prefixes of the names of tensors of which each rank reads only its own shards."""
 
 
 class FullySharded(Strategy):
-    """Base class of strategies that shard a model with ``fully_shard``; a subclass makes the mesh of ranks for it."""
+    """Base class of strategies that shard a model with ``fully_shard``; a subclass creates the mesh of ranks."""
 
     _check_met: Callable[[], None]
     share_from_rank_zero: Callable[..., None]
@@ -241,9 +241,9 @@ class FullySharded(Strategy):
                 if found != expected:
                     raise CheckpointError(
                         "The checkpoint was saved inside a window of batches, where each rank keeps its shard of the "
-                        f'gradients. Of {name} this rank had shape {found}, and gradient_exchange="window" needs the '
-                        f'complete gradient, of shape {expected}. Resume with gradient_exchange="batch", or from a '
-                        "checkpoint that was saved between two windows."
+                        f'gradients. This rank\'s gradient of {name} had shape {found}, but gradient_exchange="window" '
+                        f'needs the complete gradient, of shape {expected}. Resume with gradient_exchange="batch", or '
+                        "from a checkpoint that was saved between two windows."
                     )
                 parameter.unsharded_accumulated_grad = gradients[name].to(self.root_device, copy=True)
 
@@ -362,16 +362,16 @@ def _without_exchange(model: Any) -> Iterator[None]:
 def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, group: Group, loads: bool) -> bool:
     """Replace tensors on the meta device, and let each layer initialise its own; return whether there were any.
 
-    A layer's ``reset_parameters`` gets complete tensors, of which each rank then keeps its shard, so the values are
-    those of a model that one process has created; memory holds the shards and one complete layer at a time. All ranks
-    draw the random numbers that rank 0 would draw.
+    A layer's ``reset_parameters`` gets complete tensors, of which each rank then keeps its shard. So the values are
+    those of a model that one process has created, and memory holds the shards and one complete layer at a time. All
+    ranks draw the random numbers that rank 0 would draw.
 
     Args:
         root: the model, whose parameters may be DTensors.
         device: where its layers compute.
         shards_on: the device of the shards.
         group: the ranks that must get the same values.
-        loads: a checkpoint's weights will be loaded later, so layers without ``reset_parameters`` are allowed.
+        loads: weights will be loaded from a checkpoint later, so layers without ``reset_parameters`` are allowed.
 
     Raises:
         ConfigurationError: a layer has no ``reset_parameters``; the message names all of them.

@@ -18,7 +18,7 @@ from drivetrain.strategies.strategy import Strategy
 
 
 class LocalPasses:
-    """The passes of a strategy with one device, which never communicate.
+    """The passes of a strategy with one device, which never communicates.
 
     Args:
         strategy: the strategy of the fit.
@@ -115,7 +115,7 @@ class FSDPPasses(LocalPasses):
 
 
 def _stay() -> None:
-    """Do nothing: replaces the function that shards a group of parameters again."""
+    """Do nothing: replaces the method of a group of parameters that frees the gathered ones."""
 
 
 def of_ddp(strategy: Strategy) -> LocalPasses:

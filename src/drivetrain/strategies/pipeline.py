@@ -118,10 +118,10 @@ class PipelineStrategy(ParallelStrategy):
     def _forget_stages(self) -> None:
         self._stages: list[nn.Module] = []
         self._loss: Callable[..., Any] = nn.MSELoss()
-        # the rank of a pipeline that holds each parameter or buffer; all ranks hold the others
+        # by parameter or buffer, the rank of the pipeline that holds it; all ranks hold those that are not listed
         self._owners: dict[str, int] = {}
         self._schedules: dict[Any, Schedule] = {}
-        # builds from a loss and a weight the value that the last stage's loss function returns
+        # (loss, weight) -> a value like the one that the user's loss function returns
         self._form: Callable[[Tensor, Tensor], Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -142,7 +142,8 @@ class PipelineStrategy(ParallelStrategy):
             return world
         if size == 1 < world:
             raise ConfigurationError(
-                f'PipelineStrategy(pipeline_parallel_size=1) with {world} processes is none. Write strategy="ddp".'
+                f"PipelineStrategy(pipeline_parallel_size=1) with {world} processes splits no model. "
+                'Write strategy="ddp".'
             )
         if world % size:
             raise ConfigurationError(
@@ -266,10 +267,11 @@ class PipelineStrategy(ParallelStrategy):
         return step
 
     def _run_schedule(self, batch: Any) -> tuple[Callable[[Tensor, Tensor], Any], Tensor, Tensor]:
-        """Train on one batch: gradients are sums over micro-batches. Return a function, the mean loss and its weight,
-        on all ranks; the function builds from both the value that the user's loss function returns.
+        """Train on one batch; gradients are sums over micro-batches.
 
-        With plain losses, the weight is 1.
+        Returns:
+            On all ranks: a function ``(loss, weight)`` that returns a value like the user's loss function, the mean
+            loss, and its weight, which is 1 for losses without weights.
         """
         inputs, target = split_batch(batch)
         pipeline = self.pipeline
@@ -293,10 +295,9 @@ class PipelineStrategy(ParallelStrategy):
             bucket.unpack()
 
     def _schedule_for(self, inputs: tuple[Tensor, ...], trains: bool) -> Schedule:
-        """Return the schedule for inputs of these shapes: ranks exchange tensors of fixed shapes.
+        """Return the schedule for inputs of these shapes, because ranks exchange tensors of fixed shapes.
 
-        A schedule also determines between which stages gradients are sent, so freezing or thawing layers needs another
-        schedule.
+        A schedule also determines which stages send gradients, so it changes when layers are frozen or thawed.
         """
         trained = trained_stages(self._stages) if trains else ()
         key = trains, trained, tuple((tuple(each.shape), each.dtype) for each in inputs)
@@ -331,11 +332,11 @@ class PipelineStrategy(ParallelStrategy):
         return step
 
     def _forward(self, *inputs: Any) -> Any:
-        """The output of the last stage, on every rank of the pipeline."""
+        """Return the output of the last stage, on every rank of the pipeline."""
         if not inputs or not all(isinstance(each, Tensor) for each in inputs):
             raise ConfigurationError(
                 f"{type(self.lightning_module).__name__} was called with "
-                f"{', '.join(map(described, inputs)) or 'no arguments'}, and a pipeline passes tensors to its first "
+                f"{', '.join(map(described, inputs)) or 'no arguments'}, but a pipeline passes tensors to its first "
                 "stage. Pass tensors, without keywords."
             )
         output = self._schedule_for(inputs, trains=False).evaluate(inputs)
