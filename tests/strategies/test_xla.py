@@ -108,7 +108,7 @@ def test_s4_2_before_the_replicas_run(standin: Any) -> None:
     strategy = XLAStrategy()
     ranks = (strategy.global_rank, strategy.local_rank, strategy.node_rank, strategy.world_size)
     assert ranks == (0, 0, 0, 1)
-    with pytest.raises(RuntimeError, match="root_device is known when the replicas run"):
+    with pytest.raises(RuntimeError, match="root_device is unknown before the replicas run"):
         _ = strategy.root_device
     assert strategy.barrier() is None  # type: ignore[func-returns-value]
     tensor = torch.ones(2)

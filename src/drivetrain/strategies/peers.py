@@ -31,7 +31,7 @@ COMPARISON = "compare_ranks"  # the call whose text is the name of the program's
 
 CURES = {
     "all_gather": "Pad the tensors to one shape, in one dtype, or use gather_objects().",
-    "broadcast": "Pass the same global rank of the group as src on every rank, and there an object that can be pickled.",
+    "broadcast": "Pass the same global rank of the group as src on every rank, and there a picklable object.",
     "reduce": "Pass tensors of the same shape and dtype, and the same operation, on every rank.",
     "barrier": "Call the same barriers in the same order on every rank.",
     "reduce_boolean_decision": "Pass the same value of all on every rank.",

@@ -19,7 +19,7 @@ class Ranks(Shared, ABC):
 
     Attributes:
         global_rank, local_rank, node_rank: this process in the job and on its machine, and that machine; from 0.
-        world_size: how many processes the job has.
+        world_size: the number of processes of the job.
         parallel_devices: this machine's devices, as the plan chose them, in rank order.
     """
 
@@ -29,12 +29,12 @@ class Ranks(Shared, ABC):
     world_size: int = 1
     parallel_devices: Sequence[torch.device] = ()
 
-    _groups: tuple[Group, Group, Group] | None = None  # the third is the world without the overrides of a subclass
+    _groups: tuple[Group, Group, Group] | None = None  # world, data, and the world without a subclass's overrides
 
     @property
     @abstractmethod
     def root_device(self) -> torch.device:
-        """The device this process computes on."""
+        """The device on which this process computes."""
 
     def set_ranks(self, environment: Any, num_nodes: int) -> None:
         """Record rank and world size of this process; called before any process is started."""
@@ -47,9 +47,9 @@ class Ranks(Shared, ABC):
             self.precision_plugin.device_type = self.accelerator.autocast_device_type
 
     def leave_process_group(self) -> None:
-        """Leave the job: this process will not communicate any more.
+        """Leave the job: this process does not communicate after this call.
 
-        The launching process, which is not a rank, calls it too, after the processes that it started have ended.
+        Also called in the launching process, which is not a rank, after the processes that it started have ended.
         """
 
     @property
@@ -77,18 +77,18 @@ class Ranks(Shared, ABC):
         """
         if self.world_size > 1:
             raise ConfigurationError(
-                f"{type(self).__name__} has world_size={self.world_size}, and no group in which its ranks exchange "
-                "anything. Derive it from ParallelStrategy, or return a drivetrain.strategies.Group from make_world()."
+                f"{type(self).__name__} has world_size={self.world_size}, but no group in which its ranks communicate. "
+                "Derive it from ParallelStrategy, or return a drivetrain.strategies.Group from make_world()."
             )
         return LoneGroup(self.global_rank)
 
     def make_data_group(self, world: Group) -> Group:
         """Return the group of ranks, including this process, that see different samples.
 
-        For a strategy that spreads one model over several ranks: ``world.new(range(world.rank % 2, world.size, 2))`` if
-        each model takes two neighbouring ranks. All data groups have the same size, and the ranks of one model have the
-        same ``index`` in theirs. Before the process group exists, ``world`` and the result of its ``new`` only know
-        their ranks.
+        Override it in a strategy that spreads one model over several ranks. With two neighbouring ranks per model,
+        return ``world.new(range(world.rank % 2, world.size, 2))``. All data groups have the same size, and the ranks of one
+        model have the same ``index`` in their groups. Before the process group exists, ``world`` and the result of its
+        ``new`` only know their ranks.
         """
         return world
 

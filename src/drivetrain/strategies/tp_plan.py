@@ -1,4 +1,4 @@
-"""Plans of tensor parallelism: the layers that they name, and how each is split over the ranks."""
+"""Plans of tensor parallelism: which layers they name, and how these are split over the ranks."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ def split(root: nn.Module, mesh: Any, plan: Mapping[str, Any]) -> str:
             raise ConfigurationError(f"{text} {did_you_mean(pattern, known)}")
         rank_zero_warn(f"{text} The other names were used. Leave it out of the plan.")
     _tie_again(tied)
-    for name in frozen:  # torch 2.9 makes parameters that train, whatever they were
+    for name in frozen:  # torch 2.9 makes all new parameters trainable
         root.get_parameter(name).requires_grad_(False)
     return ", ".join(done)
 
 
 def _check_width(layer: nn.Module, name: str, style: Any, ranks: int) -> None:
-    """Check that a layer whose inputs are split gets equal parts.
+    """Check that all ranks get equal parts of a layer whose inputs are split.
 
     Raises:
-        ConfigurationError: the parts differ; torch assumes that all are as large as this rank's.
+        ConfigurationError: the parts differ in size, but torch assumes that they are equal.
     """
     takes_parts = isinstance(style, tensor_parallel.RowwiseParallel) and all(
         each.is_shard() for each in style.input_layouts

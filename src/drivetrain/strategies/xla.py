@@ -127,16 +127,16 @@ class _Gather(torch.autograd.Function):
 class XLAStrategy(XLAExecution, DDPStrategy):
     """One replica per XLA device, each in a process that torch_xla starts; gradients are averaged after each window.
 
-    It does not use ``torch.distributed``. With one device, this process is the only replica; results of collectives
-    have the same form as with several replicas: :meth:`all_gather` stacks. Before the replicas
-    run, the ranks are 0, the world size is 1, and there is no root device.
+    The strategy does not use ``torch.distributed``. With one device, this process is the only replica, and results of
+    collectives have the same form as with several replicas: :meth:`all_gather` stacks. Before the replicas run, the
+    ranks are 0, the world size is 1, and there is no root device.
 
     Args:
         accelerator, parallel_devices, precision_plugin: as for every strategy.
         checkpoint_io: the checkpoint store; ``None``: an ``XLACheckpointIO``.
         debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
         sync_module_states: give all replicas the parameters and buffers of rank 0 before training.
-        unknown: refused by name.
+        unknown: any other argument is an error.
 
     Raises:
         ModuleNotFoundError: torch_xla is not installed.
@@ -185,8 +185,8 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         """
         if self._device is None:
             raise RuntimeError(
-                f"{type(self).__name__}.root_device is known when the replicas run, inside of fit, validate, test, "
-                "predict or a function that Engine.launch has called, and this is before."
+                f"{type(self).__name__}.root_device is unknown before the replicas run. Read it inside fit, validate, "
+                "test, predict or a function that Engine.launch calls."
             )
         return self._device
 
@@ -235,7 +235,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
 
     # ---- between ranks -------------------------------------------------------------------------------------------
 
-    def reduce(  # type: ignore[override]  # this strategy's first argument has another name in the field
+    def reduce(  # type: ignore[override]  # Lightning's method has another name for this argument
         self, output: Any = None, group: Any = None, reduce_op: Any = "mean", *, tensor: Any = None
     ) -> Any:
         """Return the reduction of a tensor over all ranks; return other values unchanged.

@@ -36,13 +36,13 @@ class XLASPMDStrategy(XLAExecution):
 
     Args:
         accelerator, precision_plugin: as for every strategy.
-        parallel_devices: must be all of them; ``None``: as the plan decides.
+        parallel_devices: all devices of this machine; ``None``: as the plan decides.
         checkpoint_io: the checkpoint store; ``None``: an ``XLACheckpointIO``.
         debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
         sharding: "data": batches are sharded, and every device has all parameters. "full": parameters, gradients and
             optimizer states are sharded too, each along its largest dimension that the number of devices divides.
             Checkpoints contain complete tensors in both cases.
-        unknown: refused by name.
+        unknown: any other argument is an error.
 
     Raises:
         ModuleNotFoundError: torch_xla is not installed.
@@ -93,8 +93,8 @@ class XLASPMDStrategy(XLAExecution):
         count = int(xla_runtime.global_runtime_device_count())
         if self.num_devices != count:
             raise ConfigurationError(
-                f"{type(self).__name__} computes on all {count} XLA devices, and devices={self.num_devices} names "
-                f'others. Write devices={count} or devices="auto".'
+                f"{type(self).__name__} computes on all {count} XLA devices, not on devices={self.num_devices}. "
+                f'Write devices={count} or devices="auto".'
             )
         self._mesh = xla_spmd.Mesh(range(count), (count,), (_AXIS,))
         xla_spmd.set_global_mesh(self._mesh)
