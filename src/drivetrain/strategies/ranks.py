@@ -86,9 +86,9 @@ class Ranks(Shared, ABC):
         """Return the group of ranks, including this process, that see different samples.
 
         Override it in a strategy that spreads one model over several ranks. With two neighbouring ranks per model,
-        return ``world.new(range(world.rank % 2, world.size, 2))``. All data groups have the same size, and the ranks of one
-        model have the same ``index`` in their groups. Before the process group exists, ``world`` and the result of its
-        ``new`` only know their ranks.
+        return ``world.new(range(world.rank % 2, world.size, 2))``. All data groups have the same size, and the ranks of
+        one model have the same ``index`` in their groups. Before the process group exists, ``world`` and the result of
+        its ``new`` only know their ranks.
         """
         return world
 

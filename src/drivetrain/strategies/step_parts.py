@@ -17,8 +17,8 @@ OwnStep = Callable[[Any, int, int, bool, int], "tuple[Any, int]"]
 """``step(batch, batch_idx, index_in_window, last, size)`` of a strategy that owns its step.
 
 ``index_in_window`` counts the window's batches from 0, ``last`` is true for the window's last batch, and ``size`` is
-the expected number of batches of the window. The step returns the output of ``training_step``, for the hooks at the end of
-the batch, and the number of optimizer steps.
+the expected number of batches of the window. The step returns the output of ``training_step``, for the hooks at the end
+of the batch, and the number of optimizer steps.
 """
 
 
