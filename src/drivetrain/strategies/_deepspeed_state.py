@@ -7,7 +7,7 @@ strategy can load them on any number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -204,18 +204,14 @@ def _pieces(engine: Any, optimizer: Optimizer) -> list[list[Tensor]]:
     """Return this rank's flat shards of each parameter group of ``optimizer``; ZeRO-3 may split a group."""
     zero = engine.optimizer
     trained = [any(each.requires_grad for each in group["params"]) for group in optimizer.param_groups]
-    if hasattr(zero, "single_partition_of_fp32_groups"):
-        flat: Iterator[list[Tensor]] = ([piece] for piece in zero.single_partition_of_fp32_groups)
-    else:
-        flat = _by_group(zero)
-    return [next(flat) if any_trained else [] for any_trained in trained]
-
-
-def _by_group(zero: Any) -> Iterator[list[Tensor]]:
     found: dict[int, list[Tensor]] = {}
-    for index, piece in enumerate(zero.fp32_partitioned_groups_flat):
-        found.setdefault(zero.sub_group_to_group_id[index], []).append(piece)
-    return iter([found[group] for group in sorted(found)])
+    if hasattr(zero, "single_partition_of_fp32_groups"):
+        found = {index: [piece] for index, piece in enumerate(zero.single_partition_of_fp32_groups)}
+    else:
+        for index, piece in enumerate(zero.fp32_partitioned_groups_flat):
+            found.setdefault(zero.sub_group_to_group_id[index], []).append(piece)
+    flat = iter([found[group] for group in sorted(found)])
+    return [next(flat) if any_trained else [] for any_trained in trained]
 
 
 # ---- folders of DeepSpeed's own format, for its tools; other strategies cannot read them -----------------------------

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from drivetrain.base.introspect import overrides
-from drivetrain.strategies.familiar import Familiar
+from drivetrain.strategies.familiar import Familiar, standing_for
 from drivetrain.strategies.group import LoneGroup
 from drivetrain.strategies.waiting import hurry
 
@@ -26,12 +26,8 @@ STATE_VERBS = (
 def alone(strategy: Strategy, what: Alone) -> Iterator[Alone]:
     """Context in which this rank does not communicate; yields ``what``, the state that it can save alone."""
     hurry()  # background saves that wait for other ranks soon give up
-    groups, lone = strategy._groups, LoneGroup(strategy.global_rank)
-    strategy._groups = lone, lone, lone
-    try:
+    with standing_for(strategy, _groups=(LoneGroup(strategy.global_rank),) * 3):
         yield what
-    finally:
-        strategy._groups = groups
 
 
 def whole_here(strategy: Strategy, base: type = Familiar) -> Alone:

@@ -31,6 +31,7 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import CheckpointError, ConfigurationError, MissingPackageError
 from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_state
+from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.step_parts import OwnStep, StepParts
 from drivetrain.strategies.strategy import StrategyRegistry
@@ -275,11 +276,8 @@ class DeepSpeedStrategy(ParallelStrategy):
             _deepspeed_state.put_together(self.lightning_module)
             self.model = self.lightning_module
         # The engine's shards stay on their device, so that the module works and can be saved.
-        optimizers, module, self.optimizers, self.lightning_module = self.optimizers, self.lightning_module, [], None
-        try:
+        with standing_for(self, optimizers=[], lightning_module=None):
             super().teardown()
-        finally:
-            self.optimizers, self.lightning_module = optimizers, module
 
     # ---- the step ------------------------------------------------------------------------------------------------
 

@@ -390,7 +390,7 @@ _STEP_CONTEXTS = {
 
 def module_state(strategy: Strategy, module: nn.Module, model: nn.Module) -> dict[str, Any]:
     """Return the state of ``module`` for a checkpoint; ``model`` is the strategy's wrapper of it."""
-    if not _own(strategy, "lightning_module_state_dict"):
+    if not overrides(strategy, "lightning_module_state_dict", Familiar):
         return strategy.module_state(module)
     with standing_for(strategy, lightning_module=module, model=model):
         return strategy.lightning_module_state_dict()
@@ -400,7 +400,7 @@ def load_module_state(
     strategy: Strategy, module: nn.Module, model: nn.Module, state: Mapping[str, Any], strict: bool
 ) -> None:
     """Load a result of :func:`module_state`."""
-    if not _own(strategy, "load_model_state_dict"):
+    if not overrides(strategy, "load_model_state_dict", Familiar):
         strategy.load_module_state(module, state, strict)
         return
     with standing_for(strategy, lightning_module=module, model=model):
@@ -417,15 +417,11 @@ def load_optimizer_state(
     strategy: Strategy, optimizer: Optimizer, module: nn.Module | None, state: Mapping[str, Any]
 ) -> None:
     """Load a result of :func:`optimizer_state`."""
-    if not _own(strategy, "load_optimizer_state_dict"):
+    if not overrides(strategy, "load_optimizer_state_dict", Familiar):
         strategy.load_optimizer_states([optimizer], [state], {})
         return
     with standing_for(strategy, lightning_module=module, optimizers=[optimizer]):
         strategy.load_optimizer_state_dict({"optimizer_states": [state]})
-
-
-def _own(strategy: Strategy, name: str) -> bool:
-    return overrides(strategy, name, Familiar)
 
 
 @contextmanager

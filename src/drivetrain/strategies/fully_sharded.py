@@ -33,6 +33,7 @@ from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies import fsdp_blocks, fsdp_kept, sharded_gradients
 from drivetrain.strategies import sharded_state as sharded
 from drivetrain.strategies.alone import STATE_VERBS, Alone, alone
+from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.fsdp_blocks import class_name
 from drivetrain.strategies.fsdp_options import Options, checkpoint_activations
 from drivetrain.strategies.group import Group
@@ -314,13 +315,9 @@ class FullySharded(Strategy):
         if own or not writes_files(self.checkpoint_io):
             yield ""
             return
-        options = self.options
-        self.options = dataclasses.replace(options, state_dict_type="sharded")
-        try:
-            with alone(self, "shards") as what:
-                yield what
-        finally:
-            self.options = options
+        options = dataclasses.replace(self.options, state_dict_type="sharded")
+        with standing_for(self, options=options), alone(self, "shards") as what:
+            yield what
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         if self.saves_shards:

@@ -188,25 +188,23 @@ class GradientExchanges:
             earlier.close()
         self._of[id(module)] = GradientExchange(module.parameters(), ranks, start, wait)
 
-    def frozen(self, module: nn.Module | None) -> Sequence[nn.Parameter]:
-        """Return the parameters of ``module`` whose gradients are not exchanged, because they are not trained."""
+    def include_thawed(self, module: nn.Module | None) -> Sequence[nn.Parameter]:
+        """Exchange the gradients of all parameters of ``module`` that are trained now; return those that are not."""
         exchange = self._of.get(id(module))
-        return () if exchange is None else exchange.frozen
-
-    def include_thawed(self, module: nn.Module | None) -> None:
-        """Exchange the gradients of all parameters of ``module`` that are trained now."""
-        if module is not None and (exchange := self._of.get(id(module))) is not None:
-            exchange.include_thawed(module.parameters())
+        if module is None or exchange is None:
+            return ()
+        exchange.include_thawed(module.parameters())
+        return exchange.frozen
 
     @contextmanager
     def paused(self, module: nn.Module) -> Iterator[None]:
         """Context whose backward passes keep the gradients of ``module`` on this process."""
-        if any(each.requires_grad for each in self.frozen(module)):
-            self.include_thawed(module)
         exchange = self._of.get(id(module))
         if exchange is None:
             yield
             return
+        if any(each.requires_grad for each in exchange.frozen):
+            exchange.include_thawed(module.parameters())
         before, exchange.enabled = exchange.enabled, False
         try:
             yield

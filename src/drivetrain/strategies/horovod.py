@@ -172,8 +172,7 @@ class HorovodStrategy(ParallelStrategy):
     def bind(self, name: str) -> Any:
         if name != "training_step":
             return super().bind(name)
-        self._exchanges.include_thawed(self.model)
-        return until_thawed(super().bind(name), self._exchanges.frozen(self.model), lambda: self.bind(name))
+        return until_thawed(super().bind(name), self._exchanges.include_thawed(self.model), lambda: self.bind(name))
 
     def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
         return self._exchanges.paused(model)

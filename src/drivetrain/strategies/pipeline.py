@@ -21,6 +21,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, described, did_you_mean
 from drivetrain.precision.precision import ClipAlgorithm, Precision
+from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.gradient_exchange import Bucket, alike
 from drivetrain.strategies.group import Group
 from drivetrain.strategies.optimizer_states import parameters_of
@@ -230,12 +231,9 @@ class PipelineStrategy(ParallelStrategy):
         module = self.lightning_module
         if module is not None and self.root_device != HOST:
             place_own(module, HOST)
-        # otherwise super() would move it, but the stages of other ranks are on the meta device
-        self.lightning_module = None
-        try:
+        # otherwise super() would move the module, but the stages of other ranks are on the meta device
+        with standing_for(self, lightning_module=None):
             super().teardown()
-        finally:
-            self.lightning_module = module
 
     # ---- the step ------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -97,21 +96,19 @@ def _matches(name: str, pattern: str) -> bool:
 def _style(given: Any, pattern: str) -> Any:
     if isinstance(given, tensor_parallel.ParallelStyle):
         return given
-    gathers: dict[str, Any] = {"output_layouts": dtensor.Replicate()}
-    cuts: dict[str, Any] = {"input_layouts": dtensor.Replicate()}
-    known: dict[str, Callable[[], Any]] = {
-        "colwise": tensor_parallel.ColwiseParallel,
-        "rowwise": tensor_parallel.RowwiseParallel,
-        "colwise_rep": functools.partial(tensor_parallel.ColwiseParallel, **gathers),
-        "colwise_gather_output": functools.partial(tensor_parallel.ColwiseParallel, **gathers),
-        "rowwise_rep": functools.partial(tensor_parallel.RowwiseParallel, **cuts),
-        "rowwise_split_input": functools.partial(tensor_parallel.RowwiseParallel, **cuts),
-        "embedding_rowwise": functools.partial(tensor_parallel.RowwiseParallel, **cuts),
-        "sequence_parallel": tensor_parallel.SequenceParallel,
+    colwise, rowwise = tensor_parallel.ColwiseParallel, tensor_parallel.RowwiseParallel
+    sequence, whole = tensor_parallel.SequenceParallel, dtensor.Replicate()
+    known: dict[str, Any] = {
+        "colwise": colwise(),
+        "rowwise": rowwise(),
+        "colwise_rep": colwise(output_layouts=whole),
+        "colwise_gather_output": colwise(output_layouts=whole),
+        "rowwise_rep": rowwise(input_layouts=whole),
+        "rowwise_split_input": rowwise(input_layouts=whole),
+        "embedding_rowwise": rowwise(input_layouts=whole),
+        "sequence_parallel": sequence(),
         # a norm per head, where each rank has some of the heads
-        "replicated_with_grad_allreduce": functools.partial(
-            tensor_parallel.SequenceParallel, sequence_dim=-2, use_local_output=True
-        ),
+        "replicated_with_grad_allreduce": sequence(sequence_dim=-2, use_local_output=True),
     }
     if not isinstance(given, str) or given not in known:
         shown = repr(given) if isinstance(given, str) else described(given)
@@ -119,7 +116,7 @@ def _style(given: Any, pattern: str) -> Any:
             f"The tp_plan gives {pattern!r} the style {shown}, which is unknown. {did_you_mean(str(given), known)} A "
             "ParallelStyle of torch.distributed.tensor.parallel works, too."
         )
-    return known[given]()
+    return known[given]
 
 
 def _tied(root: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:

@@ -25,7 +25,7 @@ from drivetrain.precision.precision import Precision
 from drivetrain.strategies import rank_files
 from drivetrain.strategies._xla import XLAExecution, checked, run_recorded
 from drivetrain.strategies.ddp import DDPStrategy
-from drivetrain.strategies.familiar import Familiar
+from drivetrain.strategies.familiar import Familiar, standing_for
 from drivetrain.strategies.gradient_exchange import GradientExchanges
 from drivetrain.strategies.group import Group, LoneGroup, all_or_alone
 from drivetrain.strategies.parallel import until_thawed
@@ -290,8 +290,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
     def bind(self, name: str) -> Any:
         if name != "training_step":
             return super().bind(name)
-        self._exchanges.include_thawed(self.model)
-        return until_thawed(super().bind(name), self._exchanges.frozen(self.model), lambda: self.bind(name))
+        return until_thawed(super().bind(name), self._exchanges.include_thawed(self.model), lambda: self.bind(name))
 
     @contextmanager
     def accumulating(self, model: nn.Module) -> Iterator[None]:
@@ -322,12 +321,8 @@ class XLAStrategy(XLAExecution, DDPStrategy):
             loader.close()
         self._loaders.clear()
         self._exchanges.close()
-        before = self._device
-        self._device = HOST if before is None else before  # the model's device before the replicas run
-        try:
+        with standing_for(self, _device=self._device or HOST):  # before the replicas run, the model is on the host
             super().teardown()
-        finally:
-            self._device = before
 
 
 def _nothing(index: int) -> None:
