@@ -150,10 +150,7 @@ def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: in
 
 
 def _first_failure(
-    processes: Sequence[subprocess.Popen[bytes]],
-    sent: Sent | None = None,
-    board: Board | None = None,
-    stop_timeout_s: float = Launcher.stop_timeout_s,
+    processes: Sequence[subprocess.Popen[bytes]], sent: Sent, board: Board, stop_timeout_s: float
 ) -> int:
     """Wait until all processes have ended, or one has failed and the others had time to print why they also fail.
 
@@ -163,23 +160,21 @@ def _first_failure(
 
     Returns: The first nonzero exit code; 0 if there is none; ``_HANGS`` if the running processes wait for each other.
     """
-    watch = None if board is None else Watch(board)
-    ending, sent = Ending(board, stop_timeout_s, _LAST_WORDS_S), sent or Sent()
-    first = 0
+    watch, ending, first = Watch(board), Ending(board, stop_timeout_s, _LAST_WORDS_S), 0
     while True:
         codes = [process.poll() for process in processes]
         running = [rank for rank, code in enumerate(codes) if code is None]
         if not first and any(codes):
             first = next(code for code in codes if code)
-            if board is not None and not was_asked_to_end(first):
+            if was_asked_to_end(first):
+                _send(processes, signal.SIGTERM)  # the signal has no effect on a rank that is already ending
+            else:
                 stacks.note_collectives(board, running)
         if first:
-            asked = was_asked_to_end(first)
-            if ending.look(running, asked=asked, failed=False) and asked:
-                _send(processes, signal.SIGTERM)  # the signal has no effect on a rank that is already ending
+            ending.look(running, asked=was_asked_to_end(first), failed=False)
         if not running or time.monotonic() >= min(ending.deadline, sent.deadline):
             return first
-        if not first and watch is not None and (text := watch.look()):
+        if not first and (text := watch.look()):
             say(text)
             return _HANGS
         time.sleep(_POLL_S)
