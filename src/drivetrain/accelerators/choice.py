@@ -26,12 +26,8 @@ def choose(given: Any) -> tuple[Accelerator, str]:
         if not given.is_available():
             raise ConfigurationError(f"{type(given).__name__} says that its hardware is not available here. {_cure()}")
         return given, "accelerator= is an instance"
-    if given == "auto":
-        found = _first_available('accelerator="auto"')
-        assert found is not None  # there is always a CPU
-        return found
-    if given == "gpu":
-        if (found := _first_available('accelerator="gpu"', gpu=True)) is not None:
+    if given in ("auto", "gpu"):
+        if (found := _first_available(given)) is not None:
             return found
         raise RunError(f"accelerator='gpu': torch sees no GPU on this machine. {_cure()} [DT1043]")
     try:
@@ -59,13 +55,12 @@ def _entry(name: str) -> Entry[Accelerator]:
     return entry if own is None or not own.is_available() else Entry(name, own, f"torch's device {name!r}")
 
 
-def _first_available(asked: str, gpu: bool = False) -> tuple[Accelerator, str] | None:
-    """Return the available accelerator with the highest priority, with ``gpu`` only among those of torch."""
-    ranked = sorted(_candidates(), key=lambda candidate: -candidate[0])
-    for _, entry in ranked:
-        meant = issubclass(entry.cls, TorchDeviceAccelerator) if gpu else entry.cls.joins_auto()
+def _first_available(name: str) -> tuple[Accelerator, str] | None:
+    """Return the available accelerator with the highest priority; for "gpu" one of torch's, if there is any."""
+    for _, entry in sorted(_candidates(), key=lambda candidate: -candidate[0]):
+        meant = issubclass(entry.cls, TorchDeviceAccelerator) if name == "gpu" else entry.cls.joins_auto()
         if meant and entry.cls.is_available():
-            return entry.build(), f"{asked}, and of what is available here it comes first"
+            return entry.build(), f'accelerator="{name}", and of what is available here it comes first'
     return None
 
 

@@ -257,12 +257,11 @@ class ClusterEnvironment:
         try:
             return int(text or "")
         except ValueError:
-            pass
-        found = "is not set" if text is None else f"holds {text!r}, which is no whole number"
-        raise ConfigurationError(
-            f"{type(self).__name__} reads the environment variable {name}, which {found}. Start the program with the "
-            f"launcher that sets it, or pass another cluster environment in Trainer(plugins=[...])."
-        ) from None
+            found = "is not set" if text is None else f"holds {text!r}, which is no whole number"
+            raise ConfigurationError(
+                f"{type(self).__name__} reads the environment variable {name}, which {found}. Start the program with "
+                "the launcher that sets it, or pass another cluster environment in Trainer(plugins=[...])."
+            ) from None
 
     def _assumed(self, name: str, value: str) -> str:
         """Return ``value`` for a variable that is not set; warn about it, and set the variable."""
@@ -312,12 +311,11 @@ def _in_type(environment: ClusterEnvironment, name: str, given: Any, member: Any
     if name in _TEXTS:
         return str(given)
     try:
-        number = int(given) if isinstance(given, str) else operator.index(given)
+        return int(given) if isinstance(given, str) else operator.index(given)
     except (TypeError, ValueError):
         raise ConfigurationError(
             f"{shown_name} answered {shown(given)}, which is no whole number. Return an int."
         ) from None
-    return number
 
 
 def _pair_names(cls: type[ClusterEnvironment], new: str, old: str) -> None:

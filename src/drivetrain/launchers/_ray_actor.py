@@ -179,7 +179,7 @@ def _ended(error: BaseException) -> Ended:
         summary = "ended before its function returned; what it wrote stands above."
         return Ended(Failure(time.monotonic(), summary, "Return in place of calling sys.exit()."), code)
     failure = child.failure_of(error)
-    with suppress(Exception):  # otherwise the exception would keep its state from pickling
-        # the exception's class may be defined in the program's own file
+    with suppress(Exception):  # an exception that cannot be pickled stays a text
+        # cloudpickle, because the exception's class may be defined in the program's own file
         failure = replace(failure, exception=cloudpickle.dumps(error))
     return Ended(failure, 1)

@@ -26,7 +26,7 @@ _PROBE_S = 10.0
 _LOOK_EVERY_S = 0.2
 _ECHO_S = 1.0  # when a replica loses its connection, the replica that caused it reports within this time
 
-# The calls for the forks, by folder, with the number of torch's threads.
+# By the job's folder, what its forked replicas apply and call, and the number of torch's threads in them.
 _calls: dict[str, tuple[child.Sealed[ProcessState], child.Sealed[child.Call], int | None]] = {}
 
 

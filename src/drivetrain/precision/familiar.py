@@ -252,7 +252,9 @@ def _backward(method: Method) -> Method:
     def backward(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_differentiating:  # super() in an override has called this
             return method(self, tensor, *args, **kwargs)
-        if args and isinstance(args[0], nn.Module):  # a strategy with a copy of Lightning's body has called this
+        if args and isinstance(
+            args[0], nn.Module
+        ):  # a strategy with a copy of Lightning's ``backward`` has called this
             module: Any = args[0]
             return module.trainer.strategy.driver.differentiate(tensor, *args[2:], **kwargs)
         self._is_differentiating = True

@@ -71,7 +71,8 @@ class TransformerEnginePrecision(TruePrecision):
         return te_recipe.DelayedScaling(**options)
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        if self.replace_layers or (self.replace_layers is None and not _has_own_layers(module)):
+        packages = {type(each).__module__.partition(".")[0] for each in module.modules()}
+        if self.replace_layers or (self.replace_layers is None and "transformer_engine" not in packages):
             module = self._replace(module)
         return super().convert_module(module)
 
@@ -125,10 +126,6 @@ class _Together:
 
     def __exit__(self, *exception: Any) -> None:
         self._entered.pop().__exit__(*exception)
-
-
-def _has_own_layers(module: nn.Module) -> bool:
-    return any(type(each).__module__.partition(".")[0] == "transformer_engine" for each in module.modules())
 
 
 def _copy(old: nn.Module, new: nn.Module) -> None:

@@ -137,7 +137,7 @@ def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, 
             _, _, like = here[0]
             shape = parameter_shape(here[0][0])
             engine.basic_optimizer.state[piece] = {
-                key: torch.zeros_like(piece) if _is_like(value, shape) else _copied(value)
+                key: torch.zeros_like(piece) if isinstance(value, Tensor) and value.shape == shape else _copied(value)
                 for key, value in like.items()
             }
     _link_states(engine)
@@ -190,10 +190,6 @@ def _set_whole(parameter: Any, value: Tensor, key: str | None = None) -> None:
         set_weights(parameter, value)
     else:
         set_state(parameter, value, key)
-
-
-def _is_like(value: Any, shape: torch.Size) -> bool:
-    return isinstance(value, Tensor) and value.shape == shape and (value.dim() > 0 or len(shape) == 0)
 
 
 def _copied(value: Any) -> Any:

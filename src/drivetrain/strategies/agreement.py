@@ -25,7 +25,7 @@ from drivetrain.strategies.strategy import Strategy
 
 _MOST = 8  # number of differences that a message shows
 _MISSING = "none"
-METHOD = "the method called"  # a key in ``Facts.job`` when a run starts
+METHOD = "the method called"  # the key in ``Facts.job`` of the Trainer's method, such as fit
 _CALL = COMPARISON
 # types of options whose text is compared; the text of other values may contain a memory address
 _OWN_VALUES = (bool, int, float, str, type(None))

@@ -314,7 +314,7 @@ class DDPStrategy(ParallelStrategy):
         for optimizer in filter(_is_sharded, optimizers):
             # torch also leaves the loaded state in the outer ``state``: a second copy that is never updated, with None
             # for the parameters of other ranks.
-            optimizer.register_load_state_dict_post_hook(_drop_copies)
+            optimizer.register_load_state_dict_post_hook(lambda each: each.state.clear())
         if self._averaging is not None and not self._outlived:
             self._averaging.attach(optimizers)
 
@@ -439,7 +439,3 @@ def _trained(module: nn.Module) -> set[int]:
 def _is_sharded(optimizer: Optimizer) -> bool:
     """Whether each rank has a part of the optimizer's state (``ZeroRedundancyOptimizer``)."""
     return hasattr(optimizer, "consolidate_state_dict")
-
-
-def _drop_copies(optimizer: Optimizer) -> None:
-    optimizer.state.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -113,7 +112,7 @@ class FullySharded(Strategy):
     def _share(self, block: nn.Module) -> None:
         """Broadcast the first rank's weights, as DDP does: ranks may have drawn different ones."""
         tensors = [*block.parameters(), *block.buffers()]
-        self.share_from_rank_zero([each for each in tensors if not each.is_meta and not sharded.is_dtensor(each)])
+        self.share_from_rank_zero([each for each in tensors if not each.is_meta and not is_dtensor(each)])
 
     # ---- the model -----------------------------------------------------------------------------------------------
 
@@ -157,16 +156,13 @@ class FullySharded(Strategy):
                 'needs for its streams. Write strategy="ddp", or import the package that adds this module.'
             )
         own: list[Any] = [each for each in module.modules() if isinstance(each, fsdp.FSDPModule)]
-        blocks: list[nn.Module] = []
-        if own:  # configure_model has already sharded some blocks
-            if options.auto_wrap_policy is not None:
-                raise ConfigurationError(
-                    f"{type(module).__name__} has sharded layers itself, and FSDPStrategy got an auto_wrap_policy. "
-                    "Use one of the two."
-                )
-        else:
-            blocks = options.blocks_of(module)
-        blocks = fsdp_blocks.apart_from_tied(module, blocks)
+        if own and options.auto_wrap_policy is not None:
+            raise ConfigurationError(
+                f"{type(module).__name__} has sharded layers itself, and FSDPStrategy got an auto_wrap_policy. Use one "
+                "of the two."
+            )
+        # none if configure_model has already sharded some blocks
+        blocks = [] if own else fsdp_blocks.apart_from_tied(module, options.blocks_of(module))
         fsdp_blocks.make_contiguous(module)
         again = checkpoint_activations(module, options.activation_checkpointing_policy)
         text = fsdp_blocks.summary(module, own or blocks)
@@ -373,7 +369,11 @@ def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, 
     Raises:
         ConfigurationError: a layer has no ``reset_parameters``; the message names all of them.
     """
-    layers = [each for each in root.modules() if any(tensor.is_meta for tensor in _own_tensors(each))]
+    layers = [
+        each
+        for each in root.modules()
+        if any(tensor.is_meta for tensor in (*each.parameters(recurse=False), *each.buffers(recurse=False)))
+    ]
     if not layers:
         return False
     names = {module: name or class_name(root) for name, module in root.named_modules()}
@@ -398,10 +398,6 @@ def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, 
     if not torch.equal(before["torch"], first["torch"]):
         set_rng_state(before)  # restore the random state that this rank had before, which differs from rank 0's
     return True
-
-
-def _own_tensors(layer: nn.Module) -> chain[Tensor]:
-    return chain(layer.parameters(recurse=False), layer.buffers(recurse=False))
 
 
 def _replace(layers: list[nn.Module], device: torch.device, shards_on: torch.device) -> set[int]:

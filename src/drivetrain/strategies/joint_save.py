@@ -165,7 +165,7 @@ class JointSave:
         world: all ranks.
         path: the checkpoint, for messages.
         save_id: digits that are new in every save, and equal on all ranks.
-        store: the result of :func:`store_for`.
+        store: the result of :func:`store_for`; ``None`` with one rank.
         writers: the ranks that write a file, except rank 0; ``None``: all.
     """
 
@@ -217,6 +217,8 @@ class JointSave:
 
     def decide(self, failure: BaseException | None) -> None:
         """Post the outcome; called on rank 0."""
+        if self._store is None:
+            return
         text = "" if failure is None else _text(failure)
         with contextlib.suppress(RuntimeError):
             self._store.set(f"{self._key}/outcome", f"-{text}")  # some stores treat an empty value as missing

@@ -130,7 +130,9 @@ class Meeting:
         except RuntimeError as error:
             if serves and ("EADDRINUSE" in str(error) or "EACCES" in str(error)):
                 raise self._cannot_listen(str(error)) from error
-            raise self._no_answer() from error
+            found, cure = self._probed()
+            text = f"{self._waited} (MASTER_ADDR:MASTER_PORT) for rank 0, and {found}. {cure} [DT1056]"
+            raise DrivetrainError(text) from error
         if os.environ.get(_TORCHRUNS_STORE) == "True":
             # torchrun's store outlives the processes, and still holds the addresses of earlier attempts.
             store = _STORES.PrefixStore(f"restart_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -213,10 +215,6 @@ class Meeting:
             f"this job meet: {why}. Another program, perhaps an earlier job, holds the port. End it, or set "
             "MASTER_PORT to a free port for all processes. [DT1054]"
         )
-
-    def _no_answer(self) -> DrivetrainError:
-        found, cure = self._probed()
-        return DrivetrainError(f"{self._waited} (MASTER_ADDR:MASTER_PORT) for rank 0, and {found}. {cure} [DT1056]")
 
     def _probed(self) -> tuple[str, str]:
         """Return a description of the program at the address, and what to do about it."""

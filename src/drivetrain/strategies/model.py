@@ -42,8 +42,7 @@ class Model(Shared):
         if self.accelerator is not None:
             self.accelerator.setup(trainer)
         module: nn.Module = self.lightning_module
-        wrapped = self.model is not module
-        if wrapped:
+        if self.model is not module:
             raise ConfigurationError(
                 f"{type(self).__name__} has wrapped the module before setup(), which sets up the module itself. Wrap "
                 "it in setup_module(module), or after super().setup(trainer)."

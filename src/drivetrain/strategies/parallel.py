@@ -90,15 +90,15 @@ class ParallelStrategy(Strategy):
     are errors with several processes."""
 
     def setup(self, trainer: Any) -> None:
-        asked = trainer is not None and trainer.progress.fn == "fit"
-        if asked and self.layer_sync is not None and self.world_size > 1 and not self.synchronises_batchnorm:
+        fits = trainer is not None and trainer.progress.fn == "fit"
+        cannot = fits and self.world_size > 1 and not self.synchronises_batchnorm
+        if cannot and self.layer_sync is not None:
             raise ConfigurationError(
                 f"The {type(self.layer_sync).__name__} in plugins changes layers for all processes, and "
                 f'{type(self).__name__} does not use one. Leave it out, write strategy="ddp", or apply it in '
                 "setup_module(module) and set synchronises_batchnorm = True on the strategy."
             )
-        asked = asked and trainer.settings.sync_batchnorm
-        if asked and self.world_size > 1 and not self.synchronises_batchnorm:
+        if cannot and trainer.settings.sync_batchnorm:
             raise ConfigurationError(
                 f"Trainer(sync_batchnorm=True) asks for batch norm over all processes, and {type(self).__name__} does "
                 'not synchronise it. Leave the argument out, write strategy="ddp", or convert the layers in '

@@ -307,7 +307,7 @@ def loaded(data: bytes | bytearray, device: torch.device | None) -> Any:
         return storage if target.type in ("cpu", "meta") else storage.to(device=target)
 
     if data.startswith(b"\x80"):
-        return pickle.loads(data)  # torch.save begins otherwise
+        return pickle.loads(data)  # the data of torch.save begins with other bytes
     return torch.load(io.BytesIO(data), map_location=here, weights_only=False)
 
 

@@ -61,7 +61,7 @@ class Ranks(Shared, ABC):
     def data(self) -> Group:
         """The group of ranks that train on different samples, or parts of them; gradients and logs are reduced over it.
 
-        The ranks outside the group hold other parts of the same model, and see the same samples as one of its ranks.
+        A rank outside the group holds another part of the model, and sees the same samples as one rank in the group.
         """
         return (self._groups or self._make_groups())[1]
 

@@ -228,15 +228,9 @@ def _boxes(rank: int, mesh: Any, placements: Any, shape: tuple[int, ...]) -> Seq
 
     The result is empty if the rank holds no part, or if an earlier rank holds the same shard.
     """
-    return boxes_in(mesh, placements, shape) if _writes(mesh, placements) else ()
-
-
-def _writes(mesh: Any, placements: Any) -> bool:
-    """Whether this rank is the first of the ranks that have the same shard.
-
-    If the tensor's mesh is only a slice of the ranks, each slice may have a copy; the slice with rank 0 writes it.
-    """
     coordinate = mesh.get_coordinate()
+    # if the tensor's mesh is only a slice of the ranks, each slice may have a copy; the slice with rank 0 writes it
     if coordinate is None or not bool((mesh.mesh == 0).any()):
-        return False
-    return all(index == 0 for index, each in zip(coordinate, placements, strict=True) if each.is_replicate())
+        return ()
+    first = all(index == 0 for index, each in zip(coordinate, placements, strict=True) if each.is_replicate())
+    return boxes_in(mesh, placements, shape) if first else ()

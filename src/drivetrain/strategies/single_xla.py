@@ -39,6 +39,6 @@ class SingleDeviceXLAStrategy(XLAExecution, SingleDeviceStrategy):
         debug: bool = False,
         **unknown: Any,
     ) -> None:
-        checkpoint_io, precision_plugin = checked(type(self), unknown, checkpoint_io, precision_plugin)
+        checkpoint_io = checked(type(self), unknown, checkpoint_io, precision_plugin)
         super().__init__(None if device is None else device_meant(device), accelerator, checkpoint_io, precision_plugin)
         self.debug = debug

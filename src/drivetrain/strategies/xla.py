@@ -158,7 +158,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         sync_module_states: bool = True,
         **unknown: Any,
     ) -> None:
-        checkpoint_io, precision_plugin = checked(type(self), unknown, checkpoint_io, precision_plugin)
+        checkpoint_io = checked(type(self), unknown, checkpoint_io, precision_plugin)
         super().__init__(
             accelerator, parallel_devices, XLAEnvironment(), checkpoint_io, precision_plugin, start_method="xla"
         )

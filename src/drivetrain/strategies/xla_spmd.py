@@ -62,7 +62,7 @@ class XLASPMDStrategy(XLAExecution):
         sharding: Sharding = "data",
         **unknown: Any,
     ) -> None:
-        checkpoint_io, precision_plugin = checked(type(self), unknown, checkpoint_io, precision_plugin)
+        checkpoint_io = checked(type(self), unknown, checkpoint_io, precision_plugin)
         if sharding not in get_args(Sharding):
             raise ConfigurationError(
                 f"{type(self).__name__}(sharding={sharding!r}): there is no such sharding. "
