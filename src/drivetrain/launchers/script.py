@@ -226,7 +226,7 @@ def command_again() -> list[str]:
     if host is not None:
         name, instead = host
         raise ConfigurationError(
-            f"Each process would run the program's command again, and with it {name}. Write strategy={instead}."
+            f"Each process would run {name} again, because it runs the program's command. Write strategy={instead}."
         )
     return [sys.executable, *sys.orig_argv[1:]]
 
