@@ -31,7 +31,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_package_the_error_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda asked: None if asked == "deepspeed" else find(asked))
-    with pytest.raises(ConfigurationError, match=r"needs the package deepspeed, .* Run pip install deepspeed\."):
+    with pytest.raises(ConfigurationError, match=r"needs the package deepspeed, .* Run `pip install deepspeed`\."):
         Trainer(strategy=name, accelerator="cpu", devices=2, logger=False)
 
 

@@ -89,15 +89,9 @@ class RayLauncher(Launcher):
     scheduler = "Ray"
 
     @classmethod
-    def for_job(
-        cls,
-        environment: ClusterEnvironment,
-        num_processes: int,
-        num_nodes: int,
-        devices: Sequence[torch.device],
-        **options: Any,
-    ) -> Launcher:
-        return cls(environment, num_processes, num_nodes, **{"resources": resources_for(devices[0]), **options})
+    def for_job(cls, *job: Any, **options: Any) -> Launcher:
+        *_, devices = job
+        return super().for_job(*job, **{"resources": resources_for(devices[0]), **options})
 
     def __init__(
         self,

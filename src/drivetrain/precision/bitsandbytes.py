@@ -183,19 +183,9 @@ def _layer_classes() -> tuple[Any, Any]:
     return Linear4bit, Linear8bit
 
 
-def _load_rest(
-    layer: Any,
-    weight: Tensor | None,
-    is_packed: bool,
-    state_dict: Any,
-    prefix: str,
-    local_metadata: Any,
-    strict: bool,
-    missing: list[str],
-    unexpected: list[str],
-    errors: list[str],
-) -> None:
-    """Pack a plain weight, and load the other entries of a checkpoint for ``layer``."""
+def _load_rest(layer: Any, weight: Tensor | None, is_packed: bool, state_dict: Any, prefix: str, *others: Any) -> None:
+    """Pack a plain weight, and load the other entries of a checkpoint for ``layer``, with torch's other arguments."""
+    *_, missing, _, errors = others
     expected = (layer.out_features, layer.in_features)
     if weight is not None and not is_packed:
         if tuple(weight.shape) == expected and weight.is_floating_point():
@@ -207,6 +197,6 @@ def _load_rest(
                 f"layer packs a floating-point tensor of shape {expected}."
             )
     bias = {name: each for name, each in state_dict.items() if name == f"{prefix}bias"}
-    torch_private.load_own_entries(layer, bias, prefix, local_metadata, strict, missing, unexpected, errors)
+    torch_private.load_own_entries(layer, bias, prefix, *others)
     if weight is not None and f"{prefix}weight" in missing:
         missing.remove(f"{prefix}weight")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +80,12 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
     """
     if world.size == 1:
         return Agreement(facts.changes)
-    rows = [text.split() for text in _gathered(world, " ".join(_digests(facts, data.ranks[0])))]
+    own = [
+        facts.job.get(METHOD, "compare_models").replace(" ", "_"),  # messages show only the first word
+        _digest(facts.job), str(data.ranks[0]), _digest(facts.model), _digest({"seed": facts.seed})[:8],
+        _digest({"loggers": facts.loggers})[:8], str(int(facts.changes)),
+    ]  # fmt: skip
+    rows = [text.split() for text in _gathered(world, " ".join(own))]
     _, jobs, parts, models, seeds, loggers, changes = zip(*rows, strict=True)
     final = "1" not in changes  # otherwise the models are compared later, when they are final
     same = len(set(jobs)) == 1 and not (final and len(set(zip(parts, models, strict=True))) > len(set(parts)))
@@ -95,16 +100,6 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
             "seed_everything(...) on every rank unless you want that."
         )
     return Agreement(not final, len(set(loggers)) == 1)
-
-
-def _digests(facts: Facts, part: int) -> Iterable[str]:
-    yield facts.job.get(METHOD, "compare_models").replace(" ", "_")  # messages show only the first word
-    yield _digest(facts.job)
-    yield str(part)
-    yield _digest(facts.model)
-    yield _digest({"seed": facts.seed})[:8]
-    yield _digest({"loggers": facts.loggers})[:8]
-    yield str(int(facts.changes))
 
 
 def _digest(texts: Mapping[str, str]) -> str:

@@ -24,7 +24,7 @@ from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.packages import device_mesh, ring
 from drivetrain.base.torch_private import keep_order_in_ring
 from drivetrain.base.tree import like_list, map_leaves
-from drivetrain.errors import ConfigurationError, described, did_you_mean
+from drivetrain.errors import ConfigurationError, check_count, described, did_you_mean, unknown_value
 from drivetrain.strategies.group import Group
 
 Kind = Literal["ulysses", "ring"]
@@ -153,10 +153,9 @@ def check_arguments(owner: str, size: int, dims: Dims | None, kind: str) -> None
     Raises:
         ConfigurationError: an argument is wrong, or two contradict each other.
     """
-    if type(size) is not int or size < 1:
-        raise ConfigurationError(f"{owner}({CONTEXT}_size={size!r}) is no number of processes. Write one.")
+    check_count(owner, f"{CONTEXT}_size", size, lowest=1)
     if kind not in KINDS:
-        raise ConfigurationError(f"{owner}({CONTEXT}_attention={kind!r}) is unknown. {did_you_mean(str(kind), KINDS)}")
+        raise unknown_value(owner, f"{CONTEXT}_attention", kind, KINDS)
     if dims is not None and size == 1:
         raise ConfigurationError(
             f"{owner}(sequence_dims=...) splits sequences over the ranks of a context-parallel group, and "

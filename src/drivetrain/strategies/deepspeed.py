@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import logging
 import os
@@ -28,7 +27,7 @@ from drivetrain.base.restoring import load_states
 from drivetrain.base.torch_private import mark_as_stepped
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import CheckpointError, ConfigurationError, MissingPackageError
+from drivetrain.errors import CheckpointError, ConfigurationError, check_installed
 from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_state
 from drivetrain.strategies.familiar import standing_for
@@ -106,10 +105,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         timeout: timedelta | None = DEFAULT_TIMEOUT,
         **options: Any,
     ) -> None:
-        if importlib.util.find_spec("deepspeed") is None:
-            raise MissingPackageError(
-                f"{type(self).__name__} needs the package deepspeed, which is not installed. Run pip install deepspeed."
-            )
+        check_installed(type(self).__name__, "deepspeed")
         super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
         self.process_group_backend, self.timeout = process_group_backend, timeout
         offloaded = {

@@ -20,7 +20,7 @@ from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.torch_private import UNSCALE
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, number_of
 from drivetrain.precision.mixed import torch_scaler
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
@@ -173,8 +173,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             sizes = dict(zip((DATA, TENSOR), self._asked, strict=True)) | ({CONTEXT: context} if context > 1 else {})
             asked = ", ".join(f"{name}_size={size!r}" for name, size in sizes.items())
             raise ConfigurationError(
-                f"ModelParallelStrategy({asked}) does not fit the {world} process{'es' if world > 1 else ''} of this "
-                f"job. Write sizes whose product is {world}, or start another number of processes."
+                f"ModelParallelStrategy({asked}) does not fit the {number_of(world, 'process')} of this job. "
+                f"Write sizes whose product is {world}, or start another number of processes."
             )
         return data * context, tensor
 

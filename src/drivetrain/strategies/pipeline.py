@@ -19,7 +19,7 @@ from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.base.tree import move_to_host
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import ConfigurationError, described, did_you_mean
+from drivetrain.errors import ConfigurationError, check_count, described, number_of, unknown_value
 from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.gradient_exchange import Bucket, alike
@@ -96,16 +96,13 @@ class PipelineStrategy(ParallelStrategy):
             timeout,
         )  # fmt: skip
         if schedule not in SCHEDULES:
-            raise ConfigurationError(
-                f"PipelineStrategy(schedule={schedule!r}) is unknown. {did_you_mean(str(schedule), SCHEDULES)}"
-            )
+            raise unknown_value("PipelineStrategy", "schedule", schedule, SCHEDULES)
         interleaved = schedule == "interleaved_1f1b"
         stages_per_rank = (2 if interleaved else 1) if stages_per_rank is None else stages_per_rank
         sizes = {"num_microbatches": num_microbatches, "stages_per_rank": stages_per_rank}
         sizes |= {} if pipeline_parallel_size == "auto" else {"pipeline_parallel_size": pipeline_parallel_size}
         for name, size in sizes.items():
-            if type(size) is not int or size < 1:
-                raise ConfigurationError(f"PipelineStrategy({name}={size!r}) is no number of at least 1. Write one.")
+            check_count("PipelineStrategy", name, size, lowest=1)
         if interleaved is (stages_per_rank == 1):
             raise ConfigurationError(
                 f'PipelineStrategy(schedule="{schedule}", stages_per_rank={stages_per_rank}) do not go together. Write '
@@ -218,10 +215,10 @@ class PipelineStrategy(ParallelStrategy):
             self.share_from_rank_zero([*module.parameters(), *module.buffers()], self.world)
             keep(module, owners, self.pipeline.index)
             _SPREAD.add(module)
-            processes, stages = "es" if self.size > 1 else "", "s" if self.num_stages > 1 else ""
             rank_zero_info(
-                f"PipelineStrategy spreads {type(module).__name__} over {self.size} process{processes} in "
-                f'{self.num_stages} stage{stages} (schedule "{self.schedule}", {self.num_microbatches} micro-batches). '
+                f"PipelineStrategy spreads {type(module).__name__} over {number_of(self.size, 'process')} in "
+                f"{number_of(self.num_stages, 'stage')} "
+                f'(schedule "{self.schedule}", {self.num_microbatches} micro-batches). '
                 "Training calls the stages and the loss function, not training_step."
             )
         return place_own(module, self.root_device) if move_to_device else module

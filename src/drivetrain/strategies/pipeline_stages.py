@@ -16,7 +16,7 @@ from drivetrain.base import torch_private
 from drivetrain.base.packages import pipelining
 from drivetrain.base.torch_private import own_parameters
 from drivetrain.base.tree import map_leaves
-from drivetrain.errors import ConfigurationError, described
+from drivetrain.errors import ConfigurationError, described, number_of
 from drivetrain.strategies.optimizer_states import parameters_of
 
 
@@ -43,7 +43,7 @@ def configured(module: nn.Module, num_stages: int, processes: int) -> tuple[list
     stages, loss = list(result[0]), result[1]
     if len(stages) != num_stages:
         raise ConfigurationError(
-            f"{name}.{HOOK} returned {len(stages)} stage{'s' if len(stages) > 1 else ''}, and {num_stages} "
+            f"{name}.{HOOK} returned {number_of(len(stages), 'stage')}, and {num_stages} "
             f"are needed: {processes} processes with {num_stages // processes} each. Return as many as num_stages."
         )
     return stages, loss

@@ -11,7 +11,7 @@ from torch import nn
 from drivetrain.base.packages import dtensor, tensor_parallel
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.torch_private import own_parameters
-from drivetrain.errors import ConfigurationError, described, did_you_mean
+from drivetrain.errors import ConfigurationError, described, did_you_mean, number_of
 
 
 def declared_plan(root: nn.Module) -> dict[str, Any]:
@@ -57,8 +57,8 @@ def split(root: nn.Module, mesh: Any, plan: Mapping[str, Any]) -> str:
                     "Leave the layer out of the plan, or give it a ParallelStyle of your own."
                 ) from error
         if names:
-            many = f"{len(names)} layer{'s' if len(names) > 1 else ''}"
-            done.append(f"{many} {given if isinstance(given, str) else type(given).__name__} ({pattern})")
+            style_name = given if isinstance(given, str) else type(given).__name__
+            done.append(f"{number_of(len(names), 'layer')} {style_name} ({pattern})")
     for pattern in without:
         known = {".".join("*" if part.isdigit() else part for part in name.split(".")) for name in layers if name}
         text = f"The tp_plan names {pattern!r}, and {type(root).__name__} has no such layer."

@@ -13,7 +13,7 @@ from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.packages import torch_xla, xla_runtime, xla_spmd
 from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.io import CheckpointIO
-from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.errors import ConfigurationError, unknown_value
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies._xla import XLAExecution, checked, run_recorded
 from drivetrain.strategies.strategy import StrategyRegistry
@@ -64,10 +64,7 @@ class XLASPMDStrategy(XLAExecution):
     ) -> None:
         checkpoint_io = checked(type(self), unknown, checkpoint_io, precision_plugin)
         if sharding not in get_args(Sharding):
-            raise ConfigurationError(
-                f"{type(self).__name__}(sharding={sharding!r}): there is no such sharding. "
-                f"{did_you_mean(str(sharding), get_args(Sharding))}"
-            )
+            raise unknown_value(type(self).__name__, "sharding", sharding, get_args(Sharding))
         super().__init__(accelerator, checkpoint_io, precision_plugin)
         self.own_parts.devices = tuple(parallel_devices or ())
         self.debug = debug
