@@ -8,7 +8,6 @@ over complete sequences for some heads; afterwards the ranks exchange back. A mo
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.packages import device_mesh, ring
 from drivetrain.base.torch_private import keep_order_in_ring
-from drivetrain.base.tree import like_list, map_leaves
+from drivetrain.base.tree import like_list, like_mapping, map_leaves
 from drivetrain.errors import ConfigurationError, check_count, described, did_you_mean, unknown_value
 from drivetrain.strategies.group import Group
 
@@ -211,28 +210,23 @@ def split(batch: Any, dims: Dims) -> Any:
 
 
 def _split_fields(batch: Any, dims: Mapping[Any, int]) -> Any:
-    names: Sequence[Any]
     if isinstance(batch, MutableMapping):
-        names = list(batch)
-        found: Any = copy.copy(batch)
+        found = dict(batch)
     elif isinstance(batch, Sequence) and not isinstance(batch, str):
-        names = getattr(batch, "_fields", range(len(batch)))
-        found = dict(zip(names, batch, strict=True))
+        found = dict(zip(getattr(batch, "_fields", range(len(batch))), batch, strict=True))
     else:
         raise ConfigurationError(
             f"sequence_dims names fields, and the batch is {described(batch)}. Pass a function, which gets the batch "
             "and part(tensor, dim)."
         )
     for name, dim in dims.items():
-        if name not in names or not isinstance(found[name], Tensor):
+        if not isinstance(found.get(name), Tensor):
             raise ConfigurationError(
                 f"sequence_dims names the field {name!r}, and the batch has no such tensor. "
-                f"{did_you_mean(str(name), [str(each) for each in names])}"
+                f"{did_you_mean(str(name), map(str, found))}"
             )
         found[name] = part(found[name], dim)
-    if isinstance(batch, MutableMapping):
-        return found
-    return like_list(batch, list(found.values()))
+    return like_mapping(batch, found) if isinstance(batch, Mapping) else like_list(batch, list(found.values()))
 
 
 # ---- the exchange ----------------------------------------------------------------------------------------------------
