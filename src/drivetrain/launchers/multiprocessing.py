@@ -226,13 +226,11 @@ def _early_variables(place: child.Place) -> Iterator[None]:
     error for the missing guard.
     """
     early = {name: place.variables[name] for name in ("RANK", "OMP_NUM_THREADS") if name in place.variables}
-    before = {name: os.environ.get(name) for name in early}
+    before = {name: os.environ[name] for name in early if name in os.environ}
     os.environ.update(early)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in early:
+            del os.environ[name]
+        os.environ.update(before)
