@@ -10,6 +10,7 @@ import torch
 
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies.facts import Shared
+from drivetrain.strategies.familiar import own_collectives
 from drivetrain.strategies.group import Group, LoneGroup
 
 
@@ -100,12 +101,9 @@ class Ranks(Shared, ABC):
                 f"{type(self).__name__}.make_data_group() returned a group of the ranks {list(data.ranks)} on rank "
                 f"{world.rank}. Return one that this rank is a member of, such as world.new([world.rank])."
             )
-        self._groups = self._honouring_overrides(world), data, world
+        strategy: Any = self
+        self._groups = own_collectives(strategy, world), data, world
         return self._groups
-
-    def _honouring_overrides(self, world: Group) -> Group:
-        """Return ``world``, or a copy of it that calls this strategy's overrides of collectives."""
-        return world
 
     def agreed_options(self) -> dict[str, Any]:
         """Return, by name, the options of this strategy that must be equal on all ranks; the ranks compare them."""

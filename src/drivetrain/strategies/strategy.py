@@ -16,8 +16,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.facts import Facts, check_declared
-from drivetrain.strategies.familiar import COLLECTIVES, Familiar, own_collectives
-from drivetrain.strategies.group import Group
+from drivetrain.strategies.familiar import COLLECTIVES, Familiar
 from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.model import Model
 from drivetrain.strategies.peers import Checks
@@ -105,9 +104,6 @@ class Strategy(Ranks, Model, Familiar):
     def connect(self, model: nn.Module) -> None:
         super().connect(model)
         self.driver = Driver()
-
-    def _honouring_overrides(self, world: Group) -> Group:
-        return own_collectives(self, world)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
