@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -55,11 +54,15 @@ class MPIEnvironment(ClusterEnvironment):
             return False
         return bool(_world().Get_size() > 1)
 
-    @cached_property
+    _told: _Job | None = None
+
+    @property
     def _job(self) -> _Job:
-        world = _world()
-        told: list[tuple[str, int]] = world.allgather((socket.gethostname(), free_port()))
-        return _Job(world.Get_rank(), tuple(host for host, _ in told), told[0][1])
+        if self._told is None:
+            world = _world()
+            told: list[tuple[str, int]] = world.allgather((socket.gethostname(), free_port()))
+            self._told = _Job(world.Get_rank(), tuple(host for host, _ in told), told[0][1])
+        return self._told
 
     def _address_of_cluster(self) -> str:
         return self._job.hosts[0]
