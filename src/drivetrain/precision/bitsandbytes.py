@@ -153,7 +153,7 @@ def _layer_classes() -> tuple[Any, Any]:
             # results uninitialized (pytorch#195066).
             state.is_training = self.training or state.has_fp16_weights or x.is_cpu
             if state.has_fp16_weights:
-                if hasattr(self.weight, "placements"):  # a DTensor
+                if hasattr(self.weight, "placements"):  # a tensor that is sharded over processes
                     raise ConfigurationError(
                         f'BitsandbytesPrecision("int8-training") cannot pack the weight of shape '
                         f"{tuple(self.weight.shape)} that tensor parallelism has split. Leave the layer out of the "

@@ -262,8 +262,7 @@ def reduce_keyed(
     """Return the sums of every rank's ``sums`` and the largest of their ``most``, after a check that their names are
     equal on all ranks. If one rank has NaN, the result is NaN on all.
 
-    The size of the exchange does not depend on the number of ranks. Arguments and errors are those of
-    :func:`gather_keyed`.
+    The size of the exchange does not depend on the number of ranks. Arguments and errors: see :func:`gather_keyed`.
     """
     peers = peers_of("reduce_keyed", group, device)
     if peers is None:
@@ -334,9 +333,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _OwnSlice(torch.autograd.Function):
-    """This rank's slice of the sum of all ranks' stacks: the backward pass of :class:`_Gather`. Its own backward pass
-    is the forward pass of ``_Gather``.
-    """
+    """This rank's slice of the sum of all ranks' stacks: the backward pass of ``_Gather``, and the other way round."""
 
     @staticmethod
     def forward(ctx: Any, stack: Tensor, peers: Peers) -> Tensor:
