@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from drivetrain.base import files
-from drivetrain.base.compat_door import in_our_layout
 from drivetrain.base.restoring import entry, expect, restoring
+from drivetrain.base.supplied import in_our_layout
 from drivetrain.checkpoints import sharded
 from drivetrain.checkpoints.file import entries
 from drivetrain.checkpoints.foreign import is_container, is_legacy, placeholders, read_objects

@@ -132,21 +132,26 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
     return result
 
 
-def class_to_build(cls: type, saved: dict[str, Any]) -> type | None:
+def class_and_arguments(cls: type, saved: dict[str, Any], given: Collection[str]) -> tuple[type, dict[str, Any]]:
+    """Return the class and the arguments of LightningCLI's hyperparameters: see :func:`class_to_build` and
+    :func:`rebuilt`.
+    """
+    found = class_to_build(cls, saved)
+    return found, rebuilt(found, saved, given)
+
+
+def class_to_build(cls: type, saved: dict[str, Any]) -> type:
     """Return the class of LightningCLI's hyperparameters, and remove the two keys from ``saved``.
 
     Args:
         cls: the class whose ``load_from_checkpoint`` was called.
         saved: the hyperparameters in a checkpoint.
 
-    Returns:
-        ``None`` if they were not saved by LightningCLI.
-
     Raises:
         CheckpointError: the hyperparameters name a class that is not imported, or not a subclass of ``cls``.
     """
     if (instantiator := saved.pop(INSTANTIATOR, None)) is None:
-        return None
+        return cls
     if instantiator not in _KNOWN:
         raise CheckpointError(
             f"The hyperparameters name {described(instantiator)} as what builds the module, and a checkpoint may not "

@@ -1,4 +1,4 @@
-"""The table of checks, what a check yields, and the process in which each check runs."""
+"""What a check yields, and the process in which each check runs."""
 
 from __future__ import annotations
 
@@ -60,17 +60,6 @@ class Check(NamedTuple):
     seconds: float
     uses_torch: bool = False
     ranks: int = 1
-
-
-CHECKS = (
-    Check("versions", "drivetrain.doctor.versions:check", 20),
-    Check("limits", "drivetrain.doctor.limits:check", 20),
-    Check("clock", "drivetrain.doctor.clock:check", 20),
-    Check("disk", "drivetrain.doctor.disk:check", 60),
-    Check("devices", "drivetrain.doctor.devices:check", 120, uses_torch=True),
-    Check("optimizers", "drivetrain.doctor.optimizers:check", 120, uses_torch=True),
-    Check("processes", "drivetrain.doctor.processes:check", 60, uses_torch=True, ranks=2),
-)  # fmt: skip
 
 
 @dataclass

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-import drivetrain
 from drivetrain.base.introspect import overrides
 from drivetrain.base.tree import batch_sizes, map_leaves
 from drivetrain.callback import Callback
@@ -350,7 +349,7 @@ def _without_traces(callbacks: Any) -> list[Any]:
 
 def program_files(program: str) -> Callable[[str], bool]:
     """Return whether a file is one of the program's own: neither installed nor a part of Python."""
-    installed = [*site.getsitepackages(), sysconfig.get_path("stdlib"), str(Path(drivetrain.__file__).parent)]
+    installed = [*site.getsitepackages(), sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])]
     installed += [str(Path(torch.__file__).parent)]
 
     def is_program(path: str) -> bool:

@@ -9,7 +9,6 @@ removes it.
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import json
 import mmap
 import os
@@ -19,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from drivetrain.base.supplied import supplied
 from drivetrain.launchers.folder import DESCRIPTION, HELD, hold, keep_sockets_in
 
 BOARD = "DRIVETRAIN_BOARD"
@@ -40,6 +40,12 @@ SAVE_BEGINS_S = 5.0
 _RUN = "run"
 _WORDS = 16
 _SIZE = 8 * _WORDS  # bytes
+
+
+@supplied
+def phase_name(number: int) -> str:
+    """Return the name of a phase of a run."""
+    return str(number)
 
 
 class Sheet:
@@ -170,9 +176,7 @@ class Board:
         collective = collective and f", {collective}"
         if not words[SHOWN]:
             return f"in a program on the Engine{collective}" if words[ENGINE] else "before its first run"
-        phases = importlib.import_module("drivetrain.loops.progress")  # it imports torch
-        name = phases.Phase(words[PHASE]).name.lower().replace("_", " ")
-        where = f"in the phase {name!r}" if words[PHASE] else "outside of a run"
+        where = f"in the phase {phase_name(words[PHASE])!r}" if words[PHASE] else "outside of a run"
         return f"{where}, after {words[BATCHES]} batches had begun, in step {words[STEP]}{collective}"
 
     def places(self, but: int | None = None) -> list[str]:

@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-import drivetrain
-from drivetrain.base import files
+from drivetrain.base import VERSION, files
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.report.code import version_of
 from drivetrain.report.run_file import NAME, SCHEMA, load, plain
@@ -221,7 +220,7 @@ def _environment(trainer: Trainer) -> dict[str, Any]:
     device = trainer.strategy.root_device
     memory = trainer.accelerator.total_memory(device)
     return {
-        "drivetrain": drivetrain.__version__,
+        "drivetrain": VERSION,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "system": platform.platform(),
