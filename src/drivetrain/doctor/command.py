@@ -35,7 +35,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "write. Exit code 0: nothing is wrong; 1: something is; 2: wrong usage. Notes do not change the exit code.",
     )  # fmt: skip
     made.add_argument("checks", nargs="*", metavar="CHECK", help=f"only these: {', '.join(names)}")
-    made.add_argument("--json", action="store_true", help="the same for programs")
+    made.add_argument("--json", action="store_true", help="print the results as JSON")
     return made
 
 
