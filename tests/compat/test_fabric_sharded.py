@@ -351,7 +351,7 @@ def test_a_function_that_returns_no_module() -> None:
 def test_there_is_no_mesh_before_the_processes_have_met() -> None:
     strategy = STRATEGIES["fsdp2"]()
     drivetrain.Engine(accelerator="cpu", devices=2, strategy=strategy)
-    with pytest.raises(ConfigurationError, match=r"have not met yet\. Call engine\.launch"):
+    with pytest.raises(ConfigurationError, match=r"are not connected yet\. Call engine\.launch"):
         _ = strategy.device_mesh
 
 
