@@ -10,8 +10,8 @@
     │   ├── SignatureError (a TypeError and a RuntimeError)  a method that does not take what the loop passes
     │   ├── MissingAttributeError (an AttributeError)  an object lacks an attribute that is needed
     │   ├── MissingPackageError (a ModuleNotFoundError)  an optional package is not installed
-    │   ├── HookError (a NotImplementedError)    a hook that no longer exists, or one that a class must define
-    │   ├── RunError (a RuntimeError)            what only the run or the machine shows
+    │   ├── HookError (a NotImplementedError)    a hook that no longer exists, or that a class must define
+    │   ├── RunError (a RuntimeError)            parts of a run that do not fit each other or the machine
     │   │   └── NotLoggedError                   a callback or a scheduler watches a name that was not logged
     │   └── NotSupportedError                    a valid argument that this version does not support yet
     ├── LaunchError (launchers.launcher)         a process of the job failed
@@ -304,8 +304,8 @@ def check_count(owner: str, name: str, value: Any, lowest: int = 0, otherwise: i
         WrongTypeError: the value is not an int.
     """
     if not is_count(value, lowest) and not (optional and value is None):
-        cure = f"{name}={count_meant(value, otherwise, lowest)}"
-        raise wrong_value(owner, name, value, f"an int of at least {lowest}", cure, (int,))
+        cure, tail = f"{name}={count_meant(value, otherwise, lowest)}", " or None" if optional else ""
+        raise wrong_value(owner, name, value, f"an int of at least {lowest}{tail}", cure, (numbers.Integral,))
 
 
 def check_choice(owner: str, name: str, value: Any, choices: Sequence[Any]) -> None:

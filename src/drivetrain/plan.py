@@ -15,10 +15,10 @@ devices       a strategy instance that names one                the strategy's; 
 devices       a count, a list, a text                           as the accelerator reads it, each there and once
 strategy      an instance, or a name                            that one, completed with accelerator and precision
 strategy      ``"auto"``                                        the accelerator's: for one device, or for several
-processes     a ``ClusterEnvironment`` carried or in plugins    that one, else who detects itself first
+processes     a ``ClusterEnvironment`` carried or in plugins    that one, else the first that detects its cluster
 precision     a strategy instance that carries one              the strategy's; another one beside it is an error
 precision     a ``Precision`` in ``plugins``                    that one; ``precision=`` beside it is an error
-precision     ``precision=``                                    its class; ``None``: 32-true; 64-true where there is one
+precision     ``precision=``                                    its class, if the device has the type; ``None``: 32-true
 checkpoints   a ``CheckpointIO`` in ``plugins``                 that one, else a local file
 layers        a ``LayerSync`` in ``plugins``                    that one; another beside ``sync_batchnorm=`` is an error
 ============  ================================================  =======================================================
@@ -66,7 +66,7 @@ _CLAIMS: dict[torch.dtype | None, tuple[str, str]] = {
     torch.float16: ("supports_float16", "float16"),
     torch.bfloat16: ("supports_bfloat16", "bfloat16"),
 }
-"""What an accelerator must claim to compute in a type, and what messages call the type."""
+"""By dtype: the accelerator's attribute that must be true, and the dtype's name in messages."""
 
 _PLUGINS: tuple[type, ...] = (Precision, CheckpointIO, ClusterEnvironment, LayerSync)
 _PASS_PLUGINS = "Pass a Precision, a CheckpointIO, a ClusterEnvironment or a LayerSync, at most one of each."
@@ -139,7 +139,7 @@ class Plan:
 
     @property
     def num_processes(self) -> int:
-        """Of this machine."""
+        """The number of processes on this machine."""
         return _processes_for(self.strategy, self.devices)
 
     def __repr__(self) -> str:

@@ -29,6 +29,7 @@ from drivetrain.errors import (
     ConfigurationError,
     NotSupportedError,
     UnknownArgumentError,
+    check_count,
     count_meant,
     did_you_mean,
     is_count,
@@ -85,7 +86,7 @@ class Settings:
         accelerator: hardware: "auto", "gpu", a device type, or an Accelerator.
         strategy: how the model is spread over devices: "auto", a name, or a Strategy.
         devices: a number of devices, a list of their indices, or "auto" or -1 for all.
-        num_nodes: number of machines; 1 also means as many as a cluster says that starts the program on each.
+        num_nodes: number of machines; a cluster that starts the program on several machines overrides the default.
         precision: "32-true" (the default), "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true" or "float8".
         logger: loggers or their names ("csv"); True or None: TensorBoard if it is installed, else CSV; False: none.
         callbacks: callbacks, in the order in which they run.
@@ -115,14 +116,14 @@ class Settings:
         benchmark: torch.backends.cudnn.benchmark during the run; None: unchanged.
         inference_mode: validate and test under torch.inference_mode instead of no_grad.
         use_distributed_sampler: split the data over the processes; no effect with one process.
-        split_batches: a loader's batch_size is that of all processes together, not of each.
+        split_batches: divide a loader's batch_size by the number of processes; False: each process uses it.
         profiler: what measures the run: a profiler, "simple", "advanced", "pytorch", "memory" or "xla"; None: nothing.
         detect_anomaly: torch.autograd.set_detect_anomaly during training.
         barebones: switch off logging, checkpoints, progress bar, summary and sanity check.
         plugins: a Precision, CheckpointIO, ClusterEnvironment or LayerSync of your own, or their names.
         sync_batchnorm: batch norm over the batches of all processes; no effect with one process.
         check_collectives: check that all processes make the same collective on tensors; None: the first 100 of a run.
-        stall_timeout_s: say which rank waits where after this time without progress; None: never.
+        stall_timeout_s: report where each rank waits after so many seconds without progress; None: never.
         reload_dataloaders_every_n_epochs: call the loader hooks again every n epochs; 0: never.
         default_root_dir: folder of logs and checkpoints; None: the working directory.
         enable_autolog_hparams: log the hyperparameters of module and datamodule.
@@ -135,7 +136,7 @@ class Settings:
         sample_seeds: the random numbers of a training sample depend only on seed, epoch and index.
         replica_check_every: compare the model's replicas every n optimizer steps and before each save; None: never.
         replay_every: compute every n-th optimizer step twice, and warn if the two results differ; None: never.
-        plan_check: "warn": say if the device's peak of memory is a tenth apart from that of drivetrain plan; None: no.
+        plan_check: "warn": warn if the device's peak memory is 10 % off the estimate of drivetrain plan; None: never.
 
     Raises:
         ConfigurationError: an argument does not accept its value.
@@ -258,7 +259,7 @@ def doc_of(field: dataclasses.Field[Any]) -> str:
 
 
 def documents_arguments(cls: type[T]) -> type[T]:
-    """Class decorator: add the table's entries for arguments of ``__init__`` to the class's docstring."""
+    """Class decorator: add the documentation of the arguments of ``__init__`` to the class's docstring."""
     return describe_arguments(cls, {field.name: doc_of(field) for field in dataclasses.fields(Settings)})
 
 
@@ -273,6 +274,9 @@ _NOT_IN_BAREBONES: dict[str, tuple[Any, ...]] = {
     "detect_anomaly": (False,),
     "profiler": (None,),
 }
+
+
+_wrong = functools.partial(wrong_value, "Trainer")
 
 
 def seconds_of(name: str, value: Any, owner: str = "Trainer") -> float:
@@ -291,9 +295,9 @@ def seconds_of(name: str, value: Any, owner: str = "Trainer") -> float:
         elif isinstance(value, timedelta):
             seconds = value.total_seconds()
     if seconds <= 0:
-        raise _wrong(
-            name, value, 'a duration: "DD:HH:MM:SS", a timedelta or a dictionary of its arguments',
-            f'{name}="00:01:30:00" for an hour and a half', (str, timedelta), owner,
+        raise wrong_value(
+            owner, name, value, 'a duration: "DD:HH:MM:SS", a timedelta or a dictionary of its arguments',
+            f'{name}="00:01:30:00" for an hour and a half', (str, timedelta),
         )  # fmt: skip
     return seconds
 
@@ -315,22 +319,8 @@ def _duration(name: str, value: Any) -> None:
         seconds_of(name, value)
 
 
-def _wrong(
-    name: str, value: Any, expected: str, cure: str, types: tuple[type, ...] = (object,), owner: str = "Trainer"
-) -> ConfigurationError:
-    return wrong_value(owner, name, value, expected, cure, types)
-
-
 def _count(lowest: int, optional: bool) -> Callable[[str, Any], None]:
-    def check(name: str, value: Any) -> None:
-        if value is None and optional:
-            return
-        if not is_count(value, lowest):
-            tail = " or None" if optional else ""
-            cure = f"{name}={count_meant(value, max(lowest, 1), lowest)}"
-            raise _wrong(name, value, f"an int of at least {lowest}{tail}", cure, (numbers.Integral,))
-
-    return check
+    return lambda name, value: check_count("Trainer", name, value, lowest, max(lowest, 1), optional)
 
 
 def _limit(name: str, value: Any) -> None:
@@ -444,7 +434,7 @@ def check(name: str, value: Any) -> None:
 
 
 ENV_PREFIX = "PL_TRAINER_"
-"""``PL_TRAINER_MAX_EPOCHS=3`` stands for ``Trainer(max_epochs=3)``; an argument that is passed wins."""
+"""``PL_TRAINER_MAX_EPOCHS=3`` means ``Trainer(max_epochs=3)``; an argument that the program passes wins."""
 
 _WORDS = {"true": True, "false": False, "none": None}
 
@@ -494,4 +484,4 @@ def _parsed(text: str) -> Any:
 
 
 NOT_YET: dict[str, Any] = {"model_registry": None}
-"""Arguments whose feature does not exist yet, each with the only value accepted, beside what says that it is one."""
+"""Arguments whose feature does not exist yet, each with the only value that it accepts."""

@@ -257,7 +257,7 @@ def test_an_author_need_not_declare_anything(xpu: type[Accelerator]) -> None:
     assert accelerator.supports_several_devices
     assert (accelerator.supports_non_blocking, accelerator.supports_pinned_memory) == (True, False)
     assert not accelerator.device_count_is_limit
-    assert accelerator.why_unavailable() == "is_available() says so"
+    assert accelerator.why_unavailable() == "its is_available() returned False"
 
 
 # ---- life ------------------------------------------------------------------------------------------------------------

@@ -285,7 +285,7 @@ def test_a_folder_in_place_of_the_last_one_is_named(tmp_path: Path, last: Any) -
     saved = tmp_path / "epoch=0-step=2.ckpt"
     os.utime(saved, (1e9, 1e9))
     with pytest.warns(UserWarning, match=r"the save of .*last.ckpt was not finished.* is taken: .*epoch=0-step=2.ckpt"):
-        made = fit(tmp_path, ModelCheckpoint(tmp_path, save_last=last), ckpt_path="last")
+        made = fit(tmp_path, ModelCheckpoint(tmp_path), ckpt_path="last")
     assert made.ckpt_path == str(saved)
 
 

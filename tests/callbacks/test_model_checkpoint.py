@@ -637,6 +637,36 @@ def test_t28_a_resumed_run_goes_on_with_its_last_one(tmp_path: Path, resumed_fro
     assert load(tmp_path / "a" / "last.ckpt")["epoch"] == 1
 
 
+@pytest.mark.parametrize("save_last", [True, "link"])
+def test_t28_a_last_one_that_a_kill_has_prevented_is_written_by_the_run_that_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save_last: Any
+) -> None:
+    """The file of the last epoch was there when the process died; ``last.ckpt`` was that of the epoch before."""
+
+    class Killed(BaseException):
+        pass
+
+    def dies(self: Any, trainer: Trainer, *_: Any) -> None:
+        if trainer.current_epoch == 1:
+            raise Killed
+        save(self, trainer, *_)
+
+    arguments: dict[str, Any] = {"save_last": save_last, "save_top_k": -1, "filename": "{epoch}"}
+    save = ModelCheckpoint._save_last
+    with monkeypatch.context() as patched:
+        patched.setattr(ModelCheckpoint, "_save_last", dies)
+        with pytest.raises(Killed):
+            fit(tmp_path, ModelCheckpoint(tmp_path / "a", **arguments), max_epochs=2)
+    last = tmp_path / "a" / "last.ckpt"
+    assert load(last)["global_step"] == STEPS
+    fit(tmp_path, ModelCheckpoint(tmp_path / "a", **arguments), max_epochs=2, ckpt_path=tmp_path / "a" / "epoch=1.ckpt")
+    assert load(last)["global_step"] == 2 * STEPS
+    assert files(tmp_path / "a") == ["epoch=0.ckpt", "epoch=1.ckpt", "last.ckpt"]
+    before = last.stat()
+    fit(tmp_path, ModelCheckpoint(tmp_path / "a", **arguments), max_epochs=2, ckpt_path=last)
+    assert (last.stat().st_ino, last.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
 def test_t28_where_links_are_not_allowed_the_last_one_is_a_copy(tmp_path: Path, monkeypatch: Any) -> None:
     def refused(*_: Any) -> None:
         raise OSError("a privilege is missing")
@@ -1037,8 +1067,8 @@ def test_a_monitor_that_may_still_come_is_awaited(tmp_path: Path) -> None:
         ({"save_top_k": -2}, "save_top_k=-2.*at least -1"),
         ({"save_top_k": 2}, "save_top_k=2.*cannot rank checkpoints without monitor"),
         ({"save_last": "copy"}, "save_last='copy'"),
-        ({"every_n_epochs": -1}, r"every_n_epochs=-1\).* an int of at least 0. Write every_n_epochs=1."),
-        ({"every_n_train_steps": -3}, r"every_n_train_steps=-3\).* at least 0. Write every_n_train_steps=1."),
+        ({"every_n_epochs": -1}, r"every_n_epochs=-1\).* an int of at least 0 or None. Write every_n_epochs=1."),
+        ({"every_n_train_steps": -3}, r"every_n_train_steps=-3\).* at least 0 or None. Write every_n_train_steps=1."),
         ({"every_n_train_steps": 2.5}, r"every_n_train_steps=2.5\): every_n_train_steps is an int"),
         ({"every_n_epochs": True}, r"every_n_epochs=True\): every_n_epochs is an int"),
         ({"train_time_interval": timedelta(0)}, r"train_time_interval is a timedelta above zero"),

@@ -45,7 +45,7 @@ def test_numbers_and_tensors_go_over_into_each_other() -> None:
 def test_t9_the_size_of_a_batch_is_that_of_its_first_tensor() -> None:
     assert extract_batch_size({"text": "abc", "a": torch.ones(3, 2)}) == 3
     assert extract_batch_size(torch.tensor(1.0)) == 1
-    with pytest.warns(UserWarning, match=r"\[2, 3\]; 3 is taken"):
+    with pytest.warns(UserWarning, match=r"\[2, 3\]; 3 is used"):
         assert extract_batch_size([torch.ones(3), torch.ones(2)]) == 3
     with pytest.raises(ConfigurationError, match="batch_size="):
         extract_batch_size([1, "a"])

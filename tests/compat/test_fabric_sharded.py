@@ -332,7 +332,7 @@ def test_layers_that_the_program_wraps_are_the_blocks(policy: Any) -> None:
         if policy is None:
             engine.setup(net)
         else:
-            with pytest.warns(UserWarning, match="wrapped layers itself, which count"):
+            with pytest.warns(UserWarning, match="also wrapped layers itself"):
                 engine.setup(net)
         found = [name for name, module in net.named_modules() if isinstance(module, FSDPModule)]
         assert found == ["", "blocks.0.first"]
@@ -351,7 +351,7 @@ def test_a_function_that_returns_no_module() -> None:
 def test_there_is_no_mesh_before_the_processes_have_met() -> None:
     strategy = STRATEGIES["fsdp2"]()
     drivetrain.Engine(accelerator="cpu", devices=2, strategy=strategy)
-    with pytest.raises(ConfigurationError, match=r"have not met yet\. Call engine\.launch"):
+    with pytest.raises(ConfigurationError, match=r"are not connected yet\. Call engine\.launch"):
         _ = strategy.device_mesh
 
 

@@ -178,7 +178,7 @@ def test_an_override_that_nobody_would_call_is_refused_by_name(kind: str, name: 
     cls = type("Own", (CONTRACTS[kind],), {name: lambda self: None})
     with pytest.raises(ConfigurationError, match=rf"Own overrides {name}, which is never called here") as caught:
         check_members(cls)
-    assert f"without it this {TABLES[kind].kind} would do something else than it says" in str(caught.value)
+    assert f"this {TABLES[kind].kind} would not do what it is written for" in str(caught.value)
     assert str(caught.value).endswith(TABLES[kind].refused[name])
 
 
@@ -310,7 +310,7 @@ def test_names_that_are_meant_are_no_misspelt_members() -> None:
     [
         ({}, r"would read what torchrun exports. Override world_size\(\), .* or pass TorchElasticEnvironment\(\)\."),
         ({"hosts": nothing}, "would read what torchrun exports"),
-        ({"world_sise": nothing}, r"Is world_sise meant as world_size\? Rename it\."),
+        ({"world_sise": nothing}, r"Did you mean world_size by world_sise\? Rename it\."),
     ],
     ids=["nothing", "a helper", "misspelt"],
 )

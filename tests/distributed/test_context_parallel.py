@@ -214,7 +214,7 @@ def everything_else(folder: Path) -> list[Any]:
     odd = DataLoader(TensorDataset(torch.zeros(3, 3, dtype=torch.long)), batch_size=3)
     fails("3 heads cannot be divided among 2 processes", ThreeHeads())
     fails(r"a mask of shape \(4, 4\), and complete sequences have 8 positions", PartOfAMask())
-    fails("nothing says where they are. Write sequence_dims=", Unnamed())
+    fails("the dimensions that are sequences are unknown. Write sequence_dims=", Unnamed())
     fails("names the field 7, and the batch has no such tensor. Known: 0, 1, 2", Net(), sequence_dims={7: 1})
     fails("no tensor of the batch, .* has this dimension", Net(), sequence_dims=5)
     fails(r"shape \(3, 3\) cannot be split into 2 parts along dimension 0. Pad", Odd(), odd)

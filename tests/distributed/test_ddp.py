@@ -378,6 +378,45 @@ def test_t26_a_run_of_two_processes_goes_on_exactly(pool: Any, tmp_path: Any, fi
     assert torch.equal(parts[0], parts[1])
 
 
+class Shares(Regression):
+    """Keeps what its callbacks see, after each batch, of a value that the ranks share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("shared", loss.detach(), sync_dist=True)
+        return loss
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.shown.append(float(self.trainer.callback_metrics["shared"]))
+
+
+def shown(path: Any, first: int | None, last: int) -> list[float]:
+    parts: list[list[float]] = []
+    for steps in (first, last):
+        if steps is not None:
+            module, ours = Shares(), trainer(max_steps=steps, max_epochs=-1, log_every_n_steps=3)
+            ours.fit(module, DataLoader(data(100), batch_size=5), ckpt_path=path if parts else None)
+            ours.save_checkpoint(path)
+            parts.append(module.shown)
+    return chain(parts)
+
+
+@pytest.mark.parametrize("first", [2, 4])
+def test_t26_callbacks_of_a_resumed_run_see_the_value_on_which_the_ranks_have_agreed(
+    pool: Any, tmp_path: Any, first: int
+) -> None:
+    """The ranks agree when the log is flushed, after each third step; before the first flush each shows its own."""
+    path = tmp_path / "stopped.ckpt"
+    whole = pool.run(shown, path, None, 7, group=False)
+    assert whole[0][:3] != whole[1][:3]
+    assert whole[0][3:] == whole[1][3:]
+    assert pool.run(shown, path, first, 7, group=False) == whole
+
+
 # ---- what a review found ---------------------------------------------------------------------------------------------
 
 

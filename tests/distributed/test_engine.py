@@ -225,7 +225,7 @@ def test_processes_that_must_be_started_need_a_function() -> None:
         engine.launch()
     with pytest.raises(ConfigurationError, match="they need something to run"):
         engine.setup(nn.Linear(2, 2))
-    with pytest.raises(ConfigurationError, match="have not met yet. Call engine.launch"):
+    with pytest.raises(ConfigurationError, match="are not connected yet. Call engine.launch"):
         engine.barrier()
 
 

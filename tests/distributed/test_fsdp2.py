@@ -240,7 +240,7 @@ def test_another_strategy_refuses_the_gradients_of_a_window(pool: Any, tmp_path:
     pool.run(saved_and_resumed, tmp_path, 9, {"accumulate_grad_batches": 4}, group=False)
     for message in pool.run(resumed_by_ddp, tmp_path / "one.ckpt", group=False):
         assert "one.ckpt" in message
-        assert "Of scale this rank had shape (" in message
+        assert "This rank's part of scale had the shape (" in message
 
 
 def saved_after_an_epoch(ranks: int, folder: Path) -> dict[str, Any]:

@@ -380,7 +380,7 @@ def test_an_engine_shares_data_and_gradients_in_the_data_group(pool: Any) -> Non
 
 def place_before_the_processes_meet() -> Any:
     trainer = Trainer(accelerator="cpu", strategy=Pairs(), devices=4, logger=False)
-    with pytest.raises(ConfigurationError, match="have not met yet"):
+    with pytest.raises(ConfigurationError, match="are not connected yet"):
         trainer.strategy.data.gather_objects(1)
     return trainer.distributed_sampler_kwargs
 

@@ -500,7 +500,7 @@ def test_sizes_that_do_not_multiply_to_the_number_of_processes_are_an_error() ->
 
 
 PLANS: dict[str, Any] = {
-    "nothing says how": None,
+    "has no plan": None,
     "style": {"blocks.*.first": "colwize"},
     "layer": {"block.*.first": "colwise"},
     "torch cannot": {"blocks.*": "colwise"},
@@ -584,7 +584,7 @@ def test_layers_of_uneven_width_train_with_the_styles_that_the_error_names(pool:
 
 def test_plans_that_split_nothing_or_cannot_be_followed_are_errors(pool: Any) -> None:
     for nothing, style, layer, cannot, tied, uneven, two in pool.run(errors_of_plans, group=False):
-        assert "split the layers of Net over 2 processes, and nothing says how" in nothing
+        assert "splits the layers of Net over 2 processes, but Net has no plan" in nothing
         assert "tp_plan=" in nothing
         assert "the style 'colwize', which is unknown. Did you mean 'colwise'?" in style
         assert "The tp_plan names 'block.*.first', and Net has no such layer." in layer

@@ -198,7 +198,7 @@ def test_what_cannot_be_packed_says_so() -> None:
         BitsandbytesPrecision("nf4dq")
     with pytest.raises(ConfigurationError, match=r"Write \{'head'\}"):
         BitsandbytesPrecision(ignore_modules="head")
-    with pytest.raises(ConfigurationError, match="ReLU has none that it may take"):
+    with pytest.raises(ConfigurationError, match="ReLU has none that it can pack"):
         Engine(accelerator="cpu", plugins=BitsandbytesPrecision()).setup_module(nn.ReLU())
 
 
@@ -214,7 +214,7 @@ def test_layers_of_bitsandbytes_in_the_model_are_left_alone(caplog: pytest.LogCa
 
 def test_a_weight_of_another_shape_is_an_error() -> None:
     layer = Engine(accelerator="cpu", plugins=BitsandbytesPrecision()).setup_module(nn.Sequential(nn.Linear(16, 32)))
-    with pytest.raises(RuntimeError, match=r"0.weight in the checkpoint is a .* of shape \(3, 3\), and a layer"):
+    with pytest.raises(RuntimeError, match=r"0.weight in the checkpoint is a .* of shape \(3, 3\), but the layer"):
         layer.load_state_dict({"0.weight": torch.zeros(3, 3), "0.bias": torch.zeros(32)})
 
 

@@ -19,8 +19,8 @@ from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.precision import MixedPrecision
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.deepspeed import DeepSpeedStrategy
-from drivetrain.testing._regression import BATCHES, Small, whole
-from drivetrain.testing.strategy_conformance import Saves, StrategyConformance, needs_every_rank, same
+from drivetrain.testing._regression import BATCHES, Saves, Small, whole
+from drivetrain.testing.strategy_conformance import StrategyConformance, needs_every_rank, same
 
 
 def complete(strategy: Any, optimizer: Any) -> tuple[Any, Any]:
@@ -324,7 +324,7 @@ class Own(Suite):
                 ConfigurationError, "DeepSpeed has no fp16 for the device 'cpu'. Write precision=\"16-mixed\""
             ):
                 self.fit(Small(), make(stage, precision="16-true"))
-            with raising(ConfigurationError, "precision='64-true': its engine trains parameters of 32 bits"):
+            with raising(ConfigurationError, "precision='64-true': its engine trains float32 parameters"):
                 self.fit(Small(), make(stage, precision="64-true"))
             with raising(ConfigurationError, r"algather_bucket_size=...\) .* did you mean 'allgather_bucket_size'"):
                 self.fit(Small(), make(stage, own={"algather_bucket_size": 10}))

@@ -141,7 +141,7 @@ def test_a_model_without_a_layer_that_fits_is_warned_of() -> None:
     engine = Engine(accelerator="cpu", precision="float8")
     with pytest.warns(UserWarning, match="converts no layer of Linear, .* no size of .* is a multiple of 16"):
         engine.setup_module(nn.Linear(4, 4))
-    with pytest.warns(UserWarning, match="it has no torch.nn.Linear layer of its own"):
+    with pytest.warns(UserWarning, match="it has no torch.nn.Linear layer with a weight of its own"):
         engine.setup_module(nn.ReLU())
     assert converted(engine.setup_module(nn.Sequential(nn.Linear(16, 16))).module) == {"0"}
     layer = nn.Linear(16, 16)

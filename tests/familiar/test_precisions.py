@@ -46,7 +46,9 @@ def test_backward_and_the_step_scale_outside_of_a_run(parties: str) -> None:
     expected = precision.scaler.get_scale() if parties != "none" else 1.0  # the contract's call has been scaled already
     assert layer.weight.grad.item() == expected
     if parties == "none":  # so that an unscaled loss is no silent mistake
-        with pytest.raises(ConfigurationError, match=r"no scaled loss has made .* precision.backward\(loss, model\)"):
+        with pytest.raises(
+            ConfigurationError, match=r"no scaled loss was computed .* precision.backward\(loss, model\)"
+        ):
             precision.optimizer_step(optimizer)
         assert layer.weight.item() == 1.0
     else:

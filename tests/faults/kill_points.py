@@ -569,9 +569,12 @@ def rows(folder: Path) -> set[tuple[Any, ...]]:
 def explained(program: Program, interrupted: str, mode: str, resumed: Ended) -> str:
     """Why the results may differ, in parts or altogether; "" where they must not.
 
-    A save in which the exception came is not made up for. A checkpoint that was saved behind an optimizer's step in the
-    middle of a batch warns when a run resumes from it.
+    A save in which the exception came is not made up for. An exception in a logger is a warning, so the run goes on to
+    its end without what the logger was given. A checkpoint that was saved behind an optimizer's step in the middle of a
+    batch warns when a run resumes from it.
     """
+    if mode == "exception" and interrupted == "logger.before":
+        return "rows: too many [], missing"
     if mode != "kill" and ("saving" in interrupted or interrupted.endswith("on_save_checkpoint")):
         return "savers"
     warned = " ".join(resumed.warned)

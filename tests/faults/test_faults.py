@@ -188,7 +188,7 @@ def check_message(said: str, rank: int) -> None:
     """Check what is said of a rank that is stopped, and so cannot fail by itself."""
     assert re.search(rf"Rank {rank} \(process \d+\) is stopped for \d+ s \(state T\), in the phase '", said), said
     assert f"Missing: rank {rank}." in said
-    assert "The job is ended, because no rank can go on." in said
+    assert "The job is ended, because no rank can continue." in said
 
 
 def test_the_covering_has_every_pair_and_the_first_choice_every_value() -> None:

@@ -88,7 +88,7 @@ def test_t31_a_job_in_which_no_rank_can_go_on_is_ended(
     environ = {"TMPDIR": temporary(tmp_path), "DRIVETRAIN_STOPPED_TIMEOUT_S": "0.5"}
     done = run(programs, tmp_path, strategy, fault, "1", **environ)
     assert "trained" not in done.stdout
-    assert "The job is ended, because no rank can go on." in done.stderr
+    assert "The job is ended, because no rank can continue." in done.stderr
     assert re.search(rf"Rank 0 \(process \d+\) waits in {ALL_REDUCE}", done.stderr)
     words = "gloo:barrier" if fault == "other collective" else r"is stopped for \d+ s \(state T\)"
     assert re.search(rf"Rank 1 \(process \d+\) .*{words}", done.stderr)

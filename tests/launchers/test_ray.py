@@ -82,7 +82,7 @@ def test_which_machines_are_large_enough() -> None:
 
 def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigurationError, match="actors of Ray, .* Run `pip install ray`, or write strategy="):
+    with pytest.raises(ConfigurationError, match="needs the package ray, .* Run `pip install ray`, or use strategy="):
         RayLauncher(LocalEnvironment({}), 2).launch(print)
 
 

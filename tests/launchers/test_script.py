@@ -24,6 +24,7 @@ from drivetrain.launchers import ScriptLauncher, script
 from drivetrain.launchers.board import PHASE, SHOWN, Board, Sheet
 from drivetrain.launchers.child import write_failure
 from drivetrain.launchers.launcher import LAUNCHER
+from drivetrain.launchers.signals import Sent
 from drivetrain.loops.progress import Phase
 
 TIMEOUT_S = 60
@@ -217,14 +218,14 @@ def test_an_environment_that_always_leaves_the_start_to_us_starts_them_once(run:
 
 
 def test_under_pytest_it_names_another_way() -> None:
-    with pytest.raises(ConfigurationError, match='would run pytest again in each of them. Write strategy="ddp_spawn"'):
+    with pytest.raises(ConfigurationError, match='would run pytest again, .* Write strategy="ddp_spawn"'):
         ScriptLauncher(LocalEnvironment({}), 2).launch()
 
 
 def test_in_a_notebook_it_names_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ipykernel", pytest)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
-    with pytest.raises(ConfigurationError, match='run the notebook again in each of them. Write strategy="ddp_noteb'):
+    with pytest.raises(ConfigurationError, match='would run the notebook again, .* Write strategy="ddp_noteb'):
         ScriptLauncher(LocalEnvironment({}), 2).launch()
 
 
@@ -242,9 +243,13 @@ def test_without_a_file_it_names_another_way(options: list[str], name: str) -> N
     assert "ddp_fork" in done.stderr
 
 
+def first_failure(folder: Path, *processes: Any) -> int:
+    return script._first_failure(processes, Sent(), Board(folder, range(len(processes)), len(processes)), 600.0)
+
+
 @pytest.mark.parametrize("grace_s", [30.0, 0.0])
 def test_when_one_process_fails_the_others_may_print_why_they_fail_too(
-    monkeypatch: pytest.MonkeyPatch, grace_s: float
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, grace_s: float
 ) -> None:
     monkeypatch.setattr(script, "_LAST_WORDS_S", grace_s)
     failed = subprocess.Popen(["sh", "-c", "exit 3"])
@@ -253,18 +258,20 @@ def test_when_one_process_fails_the_others_may_print_why_they_fail_too(
     prints = threading.Timer(0.3, other.stdin.close)  # type: ignore[union-attr]
     prints.start()
     try:
-        assert script._first_failure([other, failed]) == 3  # which ended first, not which comes first
+        assert first_failure(tmp_path, other, failed) == 3  # which ended first, not which comes first
         assert other.poll() == (4 if grace_s else None)  # without a grace it would be cut off
     finally:
         prints.join()
         other.wait()
 
 
-def test_a_process_that_works_on_after_another_has_failed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_works_on_after_another_has_failed_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(script, "_LAST_WORDS_S", 0.2)
     failed, works = subprocess.Popen(["sh", "-c", "exit 3"]), subprocess.Popen(["sleep", "60"])
     try:
-        assert script._first_failure([works, failed]) == 3
+        assert first_failure(tmp_path, works, failed) == 3
         assert works.poll() is None
     finally:
         works.kill()
@@ -309,5 +316,5 @@ def test_a_rank_that_ends_well_in_the_middle_of_a_run_is_named_before_those_that
     assert said.startswith(first if code == 0 else "Rank 0 of 2 (process 10) raised RuntimeError: Connection closed")
 
 
-def test_processes_that_all_end_well_have_no_failure() -> None:
-    assert script._first_failure([subprocess.Popen(["true"]), subprocess.Popen(["true"])]) == 0
+def test_processes_that_all_end_well_have_no_failure(tmp_path: Path) -> None:
+    assert first_failure(tmp_path, subprocess.Popen(["true"]), subprocess.Popen(["true"])) == 0

@@ -150,7 +150,7 @@ def test_the_message_names_the_rank_for_which_the_others_wait_in_the_set_up() ->
     waiting = stack(["/x/drivetrain/trainer/votes.py", "/home/me/train.py"]).replace("in f", "in _voting")
     found[0] = Seen("in the phase 'set up'", Answer(5, Process("S"), waiting, trace))
     lines = describe(found)
-    assert "waits for the other ranks to come through a phase of the set-up, in the phase 'set up'" in lines[0]
+    assert "waits for the other ranks at the end of a phase of the set-up, in the phase 'set up'" in lines[0]
     assert lines[2] == "Missing: rank 1."
     assert not cannot_go_on(found, WAITED_S)
     assert not cannot_go_on({**found, 1: seen(None, state="T", stopped_s=59.0)}, WAITED_S)
@@ -251,7 +251,7 @@ def test_a_job_that_cannot_go_on_is_ended_with_the_message(tmp_path: Path) -> No
     job.answers = [each.answer for each in ranks("other_collective", {"files": BARRIER}).values()]
     text = job.look_for(20)[0]
     assert text.startswith("No rank has made progress for 1")
-    assert "The job is ended, because no rank can go on." in text
+    assert "The job is ended, because no rank can continue." in text
     assert job.said == []
 
 

@@ -400,7 +400,7 @@ def test_a_metric_in_a_list_goes_on_with_what_it_has_counted(make_trainer: Any, 
 
 def test_a_metric_that_no_checkpoint_can_hold_is_a_warning(make_trainer: Any, five: Any, tmp_path: Path) -> None:
     saving = save_at("on_train_batch_end", tmp_path / "a", lambda t: t.progress.batch_idx == 2)
-    with pytest.warns(UserWarning, match="metric 0: the metric object that is logged so cannot be reached"):
+    with pytest.warns(UserWarning, match="metric 0: the metric object that is logged under this name cannot"):
         make_trainer(callbacks=saving).fit(Counting(SumMetric()), five)
 
 

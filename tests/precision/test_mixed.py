@@ -299,7 +299,7 @@ def test_t19_gradients_of_a_loss_that_was_not_scaled_are_refused(first: str, bou
         plugin.bind([optimizer])
     call = getattr(plugin, first)
     arguments: Any = (optimizer, 1.0) if first == "clip_gradients" else (optimizer,)
-    message = r"SGD holds gradients that no scaled loss has made .*'16-mixed'.* Call self.manual_backward\(loss\)"
+    message = r"SGD has gradients, but no scaled loss was computed .*'16-mixed'.* Call self.manual_backward\(loss\)"
     (parameter * 2).sum().backward()
     with pytest.raises(ConfigurationError, match=message):
         call(*arguments)

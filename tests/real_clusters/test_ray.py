@@ -195,9 +195,9 @@ def test_t31_callbacks_hear_of_it_once(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        ("no room", "{'CPU': 3.0} on each: 0 of its machines are that large. All in all it has {'CPU': 2.0}. Write"),
+        ("no room", "{'CPU': 3.0} on each: 0 of its machines are that large. The whole cluster has {'CPU': 2.0}."),
         ("no machine", "num_nodes=2 with {'CPU': 1.0} on each: 1 of its machines are that large. "),
-        ("unpicklable", "cannot pickle 'generator' object. Make it where it is used: in setup"),
+        ("unpicklable", "cannot pickle 'generator' object. Create it where it is used: in setup"),
         ("unpicklable result", "The result of rank 0 cannot be pickled, to be sent to another process: cannot pickle"),
         ("nobody there", "Ray cannot be reached at the address '127.0.0.1:1': "),
     ],
@@ -332,7 +332,7 @@ def test_t31_a_job_that_hangs_is_ended_and_says_which_rank_is_missing(
 ) -> None:
     text = faulty(variables, tmp_path, "stops")
     assert "(state T), in the phase 'forward', after 3 batches had begun, in step 2." in text
-    assert "Missing: rank 1.\nThe job is ended, because no rank can go on." in text
+    assert "Missing: rank 1.\nThe job is ended, because no rank can continue." in text
     assert [path.name for path in tmp_path.glob("stalled-*")]
 
 

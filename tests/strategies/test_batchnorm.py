@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from drivetrain.errors import ConfigurationError
-from drivetrain.strategies.batchnorm import restored, synchronised
+from drivetrain.strategies.batchnorm import TorchSyncBatchNorm
 
 CHANNELS = 3
 KINDS: dict[str, tuple[type[Any], tuple[int, ...]]] = {
@@ -35,6 +35,14 @@ OLD = "bias" not in inspect.signature(nn.BatchNorm1d).parameters
 """Torch 2.9, whose DDP may also not copy the buffers of batch norm between two forward passes and a backward pass."""
 if OLD:
     del OPTIONS["weight only"]
+
+
+def synchronised(module: nn.Module) -> Any:
+    return TorchSyncBatchNorm().apply(module)
+
+
+def restored(module: nn.Module) -> Any:
+    return TorchSyncBatchNorm().revert(module)
 
 
 def samples(step: int, count: int, sizes: tuple[int, ...], kind: str = "") -> Tensor:

@@ -83,8 +83,8 @@ DIFFERENCES = {
     "dimensions": ["float32 of shape (2, 1)"],
     "type": ["all_gather(float64 of shape (2,))"],
     "gradients": ["rank 0: all_gather(float32 of shape (2,), with gradients)"],
-    "no tensor": ["all_gather(a float: 1.0, which is no tensor)"],
-    "reduced shape": ["rank 0: reduce(mean of float32 of shape (2,))", "one shape and type"],
+    "no tensor": ["all_gather(a float: 1.0, which is not a tensor)"],
+    "reduced shape": ["rank 0: reduce(mean of float32 of shape (2,))", "the same shape and dtype"],
     "operation": ["ranks 1, 2: reduce(sum of float32"],
     "function": ["rank 0: reduce(", "ranks 1, 2: barrier()", "the same calls in the same order"],
     "barrier": ["rank 0: barrier('a'); ranks 1, 2: barrier('b')"],
@@ -101,8 +101,8 @@ def test_t8_where_ranks_differ_every_rank_raises_and_the_group_goes_on(pool: Any
         for name, parts in DIFFERENCES.items():
             assert all(part in found[name] for part in parts), (name, found[name])
         if rank == 1:
-            assert "rank 1, which is no member of the given group" in found["in a group"]
-            assert "no member" in found["control in a group"]
+            assert "rank 1, which is not a member of the given group" in found["in a group"]
+            assert "is not a member" in found["control in a group"]
         else:
             assert "rank 0: all_gather(float32 of shape (2,)); rank 2: all_gather(" in found["in a group"]
             assert found["control in a group"] == "nothing"
@@ -165,10 +165,10 @@ def test_an_object_that_cannot_travel_is_an_error_needs_every_rank(pool: Any) ->
         differ, outside, unpicklable, not_in_group, one_unpicklable, control, other_control = found
         assert "rank 0: broadcast(src=0); rank 1: broadcast(src=1)" in differ
         assert "src=3, which is not among the group's global ranks [0, 1, 2]" in outside
-        assert "rank 0: broadcast(what cannot be pickled: " in unpicklable
+        assert "rank 0: broadcast(an object that cannot be pickled: " in unpicklable
         assert "ranks 1, 2: broadcast(src=0)" in unpicklable
-        assert ("no member" if rank == 1 else "src=1, which is not among the group's global ranks [0, 2]") in (
+        assert ("is not a member" if rank == 1 else "src=1, which is not among the group's global ranks [0, 2]") in (
             not_in_group
         )
-        assert "rank 1: gather_objects(what cannot be pickled" in one_unpicklable
+        assert "rank 1: gather_objects(an object that cannot be pickled" in one_unpicklable
         assert (control, other_control) == ("1", "[0, 1, 2]")

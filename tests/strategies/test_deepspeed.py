@@ -31,7 +31,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_package_the_error_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda asked: None if asked == "deepspeed" else find(asked))
-    with pytest.raises(ConfigurationError, match=r"needs the package deepspeed, .* Run pip install deepspeed\."):
+    with pytest.raises(ConfigurationError, match=r"needs the package deepspeed, .* Run `pip install deepspeed`\."):
         Trainer(strategy=name, accelerator="cpu", devices=2, logger=False)
 
 
@@ -69,7 +69,7 @@ def test_a_configuration_may_be_a_file_or_a_mapping(installed: None, tmp_path: P
         ({"stage": 2, "offload_parameters": True}, "only stage 3 can offload parameters. Write stage=3"),
         ({"config": "no.json"}, r"config='no.json'\): the file cannot be read as JSON: .* Check the path"),
         ({"config": {"gradient_accumulation_steps": 4}}, r"Write Trainer\(accumulate_grad_batches=...\)"),
-        ({"train_batch_size": 64}, "The batches are those of the DataLoader"),
+        ({"train_batch_size": 64}, "Set the batch size of the DataLoader"),
         ({"config": {"bf16": {"enabled": True}}}, r'Write Trainer\(precision="bf16-true"\)'),
         ({"config": {"fp16": {"enabled": True}}}, r'Write Trainer\(precision="16-true"\)'),
     ],

@@ -381,7 +381,7 @@ def test_manual_optimization_is_refused_on_several_devices_and_works_on_one() ->
 
 
 def test_batch_norm_over_all_devices_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"sync_batchnorm=True.*each device has its own"):
+    with pytest.raises(ConfigurationError, match=r"sync_batchnorm=True.*each device computes its own"):
         trainer(2, sync_batchnorm=True).fit(Net(), loader(), loader(3))
 
 

@@ -424,14 +424,14 @@ def test_devices_are_counted_as_somebody_says(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_devices_that_nobody_pretends_are_refused(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match=r"devices=2 means .* has 1, .* pretend more: with fake_devices\(4\)"):
+    with pytest.raises(ConfigurationError, match=r"devices=2 means .* has 1, .* simulate more: with fake_devices\(4\)"):
         make_trainer(accelerator=FakeAccelerator(), devices=2)
     with fake_devices(0), pytest.raises(ConfigurationError, match="not available"):
         make_trainer(accelerator=FakeAccelerator())
     with pytest.raises(ConfigurationError, match=r"fake_devices\(-1\).*Write fake_devices\(2\)"), fake_devices(-1):
         pass
     monkeypatch.setenv("DRIVETRAIN_FAKE_DEVICES", "many")
-    with pytest.raises(ConfigurationError, match="DRIVETRAIN_FAKE_DEVICES is a number of pretend devices, not 'many'"):
+    with pytest.raises(ConfigurationError, match="_FAKE_DEVICES is a number of simulated devices, not 'many'"):
         FakeAccelerator.auto_device_count()
 
 

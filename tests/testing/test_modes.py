@@ -162,7 +162,7 @@ def test_second_derivatives_pass_through_a_move(record: Record) -> None:
 
 def test_a_device_that_is_not_there(record: Record) -> None:
     for mistake in (lambda: torch.ones(1).to("cpu:2"), lambda: torch.ones(1, device="cpu:2")):
-        with pytest.raises(RuntimeError, match=r"invalid device ordinal: .*2.* is none of the 2 pretend devices"):
+        with pytest.raises(RuntimeError, match=r"invalid device ordinal: .*2.* is none of the 2 simulated devices"):
             mistake()
 
 

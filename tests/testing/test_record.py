@@ -29,7 +29,7 @@ def test_a_recording_leaves_torch_as_it_was() -> None:
 
 def test_recordings_do_not_nest_and_end_by_exceptions() -> None:
     with FakeAccelerator.recording():  # noqa: SIM117  # the inner one is what fails
-        with pytest.raises(ConfigurationError, match="is on already"), FakeAccelerator.recording():
+        with pytest.raises(ConfigurationError, match="simulated devices is running"), FakeAccelerator.recording():
             pass
     with pytest.raises(ZeroDivisionError), FakeAccelerator.recording():
         raise ZeroDivisionError

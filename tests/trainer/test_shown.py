@@ -46,7 +46,7 @@ def test_save_checkpoint_on_one_rank_alone_is_an_error_that_names_the_call(
     [own] = [line for line in done.stdout.splitlines() if line.startswith(f"on rank {rank}: DrivetrainError; ")]
     waits = f"Rank {rank} waits in barrier('trainer.save_checkpoint'), in the phase 'batch end' after 3 batches "
     assert waits in own, done.stdout
-    assert f"Rank {1 - rank} has gone on without that call: it is in the phase " in own
+    assert f"Rank {1 - rank} has continued without that call: it is in the phase " in own
     [peer] = [line for line in done.stdout.splitlines() if line.startswith(f"on rank {1 - rank}: ")]
     if rank == 1:  # rank 0 holds the store, in which it would be read
         assert f"Rank 1 had failed, in the phase 'batch end': DrivetrainError: {waits}" in peer

@@ -35,7 +35,7 @@ def test_s4_1_s4_2_before_the_replica_runs() -> None:
     strategy = XLAStrategy()
     assert isinstance(strategy, DDPStrategy)
     assert (strategy.global_rank, strategy.local_rank, strategy.node_rank, strategy.world_size) == (0, 0, 0, 1)
-    with pytest.raises(RuntimeError, match="known when the replicas run"):
+    with pytest.raises(RuntimeError, match="unknown before the replicas run"):
         _ = strategy.root_device
     strategy.barrier("nowhere")
     with pytest.raises(TypeError, match="XLAStrategy has no argument gradient_as_bucket_view=True"):

@@ -20,7 +20,7 @@ with on_first_use:
     from drivetrain.accelerators import torch_device
 
 HOST = torch.device("cpu")
-"""Where Python runs; everything that must outlive a device goes there."""
+"""The host's memory, where everything is kept that must outlive a device."""
 
 
 class Accelerator(ABC):
@@ -33,7 +33,7 @@ class Accelerator(ABC):
     """
 
     contract_version: ClassVar[int] = 1
-    """The version of this contract. A subclass that writes its own is refused where that is another one."""
+    """The version of this contract. A subclass may set the version that it was written for; another one is an error."""
 
     # ---- required ------------------------------------------------------------------------------------------------
 
@@ -42,7 +42,7 @@ class Accelerator(ABC):
     def parse_devices(devices: Any) -> Any:
         """Return the user's ``devices`` in the form for :meth:`get_parallel_devices`; an int ``n`` means the first n.
 
-        It may return the argument unchanged (2, "2", "0,1", -1): the caller converts it to device numbers.
+        The method may return its argument unchanged (2, "2", "0,1", -1): the caller converts it to device numbers.
 
         Raises:
             ConfigurationError: a device does not exist.
@@ -70,9 +70,9 @@ class Accelerator(ABC):
     # ---- names ---------------------------------------------------------------------------------------------------
 
     auto_priority: int | None = None
-    """Priority in ``accelerator="auto"``: the available one with the highest wins; ``None``: only by name.
+    """Priority in ``accelerator="auto"``, which chooses the available accelerator with the highest; ``None``: never.
 
-    Of ours: TPU 400, MPS 300, CUDA 200, any other device of torch's 100, CPU 0.
+    drivetrain's own: TPU 400, MPS 300, CUDA 200, any other device type of torch 100, CPU 0.
     """
 
     @classmethod
@@ -81,22 +81,22 @@ class Accelerator(ABC):
         return True
 
     single_device_strategy: str = "single_device"
-    """The name of the strategy that ``strategy="auto"`` means with one of these devices."""
+    """The name of the strategy that ``strategy="auto"`` chooses for one of these devices."""
 
     parallel_strategy: str = "ddp"
-    """The name of the strategy that ``strategy="auto"`` means with several of these devices."""
+    """The name of the strategy that ``strategy="auto"`` chooses for several of these devices."""
 
     yields_to_torch: bool = False
-    """Whether a device of torch's own that has the same name, and is available, takes its place under that name."""
+    """Whether torch's own device type of the same name, if it is available, is used instead of this class."""
 
     own_strategies_only: bool = False
-    """Whether only strategies work on it that name it in ``Strategy.accelerators``."""
+    """Whether only strategies that name it in their ``facts.accelerators`` work on it."""
 
     @classmethod
     def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
         """Give the class its names: ``accelerator_registry.register("name", cls, description="...")``.
 
-        Python calls it once, when a subclass that defines it is defined, so no other line is needed.
+        Called once, when Python defines a subclass with this method: the class needs no other line.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -112,32 +112,32 @@ class Accelerator(ABC):
     # ---- facts, declared -----------------------------------------------------------------------------------------
 
     supports_float64: bool = True
-    """Whether tensors of 64-bit floats exist there; epoch means are summed in 32 bits where they do not."""
+    """Whether the device has float64 tensors; without them, epoch means are summed in float32."""
 
     supports_float16: bool = True
-    """Whether float16 computes there, with a scaled loss ("16-mixed")."""
+    """Whether the device computes in float16 ("16-mixed", with a scaled loss)."""
 
     supports_bfloat16: bool = True
-    """Whether bfloat16 computes there ("bf16-mixed")."""
+    """Whether the device computes in bfloat16 ("bf16-mixed")."""
 
     supports_streams: bool = False
     """Whether ``torch.Stream`` and ``torch.Event`` exist for the device."""
 
     supports_non_blocking: bool = True
-    """Whether ``tensor.to(device, non_blocking=True)`` is exact for any tensor on the host, also if the tensor is freed
-    before the copy is done.
+    """Whether ``tensor.to(device, non_blocking=True)`` copies any tensor on the host correctly, even if the tensor is
+    freed before the copy is done.
     """
 
     supports_pinned_memory: bool = False
-    """Whether ``torch.empty(..., pin_memory=True)`` allocates host memory from which the device copies while the host
-    continues, and which torch does not reuse before the copy is done.
+    """Whether ``torch.empty(..., pin_memory=True)`` allocates host memory from which the device copies asynchronously;
+    torch must not reuse that memory before the copy is done.
     """
 
     supports_several_devices: bool = True
-    """Whether one job may use more than one of them."""
+    """Whether one job may use several of these devices."""
 
     device_count_is_limit: bool = False
-    """Whether :meth:`auto_device_count` is how many devices there are, so that more are refused."""
+    """Whether :meth:`auto_device_count` is the number of devices that exist, so that a larger number is an error."""
 
     @property
     def autocast_device_type(self) -> str:
@@ -151,13 +151,13 @@ class Accelerator(ABC):
 
     @cached_property
     def first_device(self) -> torch.device:
-        """A device that shows the type of all devices; a plan sets one of its devices."""
+        """One of these devices, for their type; a plan sets it to one of its own devices."""
         return self.get_parallel_devices([0])[0]
 
     @classmethod
     def why_unavailable(cls) -> str:
         """Return one line about what is missing on this machine, for errors and lists."""
-        return "is_available() says so"
+        return "its is_available() returned False"
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
@@ -218,8 +218,8 @@ class _Accelerators(Registry[Accelerator]):
         return self.available()
 
     def available(self) -> list[str]:
-        """Return the names to offer, sorted. "fake", the simulated devices for tests, works but is not among these
-        names.
+        """Return the names for lists and messages, sorted. "fake", the simulated devices for tests, is left out, but
+        works.
         """
         return [name for name in super().available() if name != _SIMULATED or name in self._registered]
 

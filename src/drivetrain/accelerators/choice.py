@@ -26,12 +26,8 @@ def choose(given: Any) -> tuple[Accelerator, str]:
         if not given.is_available():
             raise ConfigurationError(f"{type(given).__name__} says that its hardware is not available here. {_cure()}")
         return given, "accelerator= is an instance"
-    if given == "auto":
-        found = _first_available('accelerator="auto"')
-        assert found is not None  # there is always a CPU
-        return found
-    if given == "gpu":
-        if (found := _first_available('accelerator="gpu"', gpu=True)) is not None:
+    if given in ("auto", "gpu"):
+        if (found := _first_available(given)) is not None:
             return found
         raise RunError(f"accelerator='gpu': torch sees no GPU on this machine. {_cure()} [DT1043]")
     try:
@@ -48,8 +44,8 @@ def choose(given: Any) -> tuple[Accelerator, str]:
 
 
 def _entry(name: str) -> Entry[Accelerator]:
-    """Return the registered accelerator of this name; torch's own device, if it is available and the registered one
-    yields to it.
+    """Return the accelerator of this name: torch's own if it is available and the registered one yields to it,
+    otherwise the registered one.
 
     Raises:
         UnknownNameError: the name is unknown.
@@ -59,13 +55,12 @@ def _entry(name: str) -> Entry[Accelerator]:
     return entry if own is None or not own.is_available() else Entry(name, own, f"torch's device {name!r}")
 
 
-def _first_available(asked: str, gpu: bool = False) -> tuple[Accelerator, str] | None:
-    """Return the available accelerator with the highest priority in "auto"."""
-    ranked = sorted(_candidates(), key=lambda candidate: -candidate[0])
-    for _, entry in ranked:
-        meant = issubclass(entry.cls, TorchDeviceAccelerator) if gpu else entry.cls.joins_auto()
+def _first_available(name: str) -> tuple[Accelerator, str] | None:
+    """Return the available accelerator with the highest priority; for "gpu" one of torch's, if there is any."""
+    for _, entry in sorted(_candidates(), key=lambda candidate: -candidate[0]):
+        meant = issubclass(entry.cls, TorchDeviceAccelerator) if name == "gpu" else entry.cls.joins_auto()
         if meant and entry.cls.is_available():
-            return entry.build(), f"{asked}, and of what is available here it comes first"
+            return entry.build(), f'accelerator="{name}", and of what is available here it comes first'
     return None
 
 
@@ -84,7 +79,7 @@ def _candidates() -> Iterator[tuple[int, Entry[Accelerator]]]:
 
 
 def available() -> str:
-    """Return the names of the available accelerators, for messages; one name each."""
+    """Return the names of the available accelerators, for messages; only one name of each."""
     entries = [entry for entry in AcceleratorRegistry.entries() if entry.cls.is_available()]
     return ", ".join(
         entry.name
@@ -141,19 +136,25 @@ def check_strategy(accelerator: Accelerator, strategy: str, works_on: frozenset[
 
 
 def check_numbers(given: Any, parsed: Any, accelerator: Accelerator) -> None:
-    """Check that device numbers that an accelerator has returned unchanged exist, each once.
+    """Check that the device numbers in ``parsed`` exist, each once.
 
     Raises:
         ConfigurationError: a number does not exist, or occurs twice.
     """
-    # numbers of the accelerator's own form are not checked
+    # what an accelerator returns in a form of its own is not checked
     if isinstance(parsed, (list, tuple)) and all(type(index) is int for index in parsed):
         check_indices(given, parsed, accelerator.auto_device_count(), f"the accelerator {accelerator.name!r}")
 
 
 def check_limit(given: Any, count: int, accelerator: Accelerator, reserved: int | None = None) -> None:
-    """Check that there are at least ``count`` devices, if the accelerator declares a limit, and that the cluster has
-    reserved as many, if it says how many.
+    """Check that the accelerator, if it declares a limit, has at least ``count`` devices, and the cluster has reserved
+    them.
+
+    Args:
+        given: ``devices`` as the user has written it.
+        count: the number of devices that it means.
+        accelerator: the kind of device.
+        reserved: the number that the cluster has reserved on each machine; ``None``: unknown.
 
     Raises:
         ConfigurationError: there are fewer.
@@ -174,9 +175,9 @@ def reserved_of(reserved: int | None, count: int, why: str) -> tuple[int, str]:
     """Return the number of devices that ``devices="auto"`` means, and the reason.
 
     Args:
-        reserved: how many the cluster has reserved on each machine; ``None``: it does not say.
-        count: how many the accelerator counts on this one.
-        why: the reason for that number.
+        reserved: the number that the cluster has reserved on each machine; ``None``: unknown.
+        count: the number that the accelerator counts on this machine.
+        why: the reason for ``count``.
 
     Raises:
         ConfigurationError: the cluster has reserved more than this machine has.

@@ -78,19 +78,14 @@ def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:
     Raises:
         ConfigurationError: there are fewer.
     """
-    if num_devices == 0:
-        return []
     seen = torch.cuda.device_count()
     usable: list[int] = []
     for index in range(seen):
-        try:
-            torch.empty(1, device=torch.device("cuda", index))
-        except RuntimeError:
-            continue
-        usable.append(index)
-        if len(usable) == num_devices:
-            return usable
-    if num_devices == -1 and usable:
+        if len(usable) != num_devices:
+            with suppress(RuntimeError):
+                torch.empty(1, device=torch.device("cuda", index))
+                usable.append(index)
+    if len(usable) == num_devices or (num_devices == -1 and usable):
         return usable
     raise ConfigurationError(
         f"find_usable_cuda_devices({num_devices}): of {seen} CUDA devices, {len(usable)} can be used: {usable}. "

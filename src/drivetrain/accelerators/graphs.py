@@ -50,8 +50,8 @@ class GraphRecorder:
     def beside(self, waits: list[str] | None = None) -> Iterator[None]:
         """Context whose work runs on the stream on which graphs are recorded.
 
-        ``waits`` gets the place of each synchronization with the device, which cannot be recorded. Only backends that
-        warn of synchronizations report them.
+        Each synchronization with the device, which cannot be recorded, adds its file and line to ``waits``; only on
+        backends that can warn of synchronizations.
         """
         outer = torch.accelerator.current_stream(self._device)
         self._stream.wait_stream(outer)
@@ -69,7 +69,7 @@ class GraphRecorder:
         Returns: The result of ``work``, whose tensors each replay fills, and the function that replays the graph.
 
         Raises:
-            Exception: what ``work`` raises, also where the recording cannot be ended after it.
+            Exception: the exception of ``work``, even if ending the recording then fails, too.
         """
         graph, failed = self._new_graph(), None
         try:

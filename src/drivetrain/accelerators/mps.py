@@ -21,7 +21,7 @@ class MPSAccelerator(TorchDeviceAccelerator):
 
     @classmethod
     def auto_device_count(cls) -> int:
-        return 1  # the caller resolves numbers, so that devices may be 1, -1, [0] and the like
+        return 1  # with which the caller converts devices such as -1
 
     @classmethod
     def is_available(cls) -> bool:

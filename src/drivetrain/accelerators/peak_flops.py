@@ -26,10 +26,10 @@ _PEAKS: dict[str, dict[str, float]] = {
 
 
 def get_available_flops(device: torch.device, dtype: torch.dtype | str) -> int | None:
-    """Return the peak of ``device`` in operations per second, or ``None``, with a warning, if it is not known.
+    """Return the peak of ``device`` in operations per second; ``None``, with a warning, if it is not known.
 
     Args:
-        device: a CUDA device; the peak of others must be passed as ``available_flops``.
+        device: a CUDA device. For any other device, the result is ``None``: pass ``available_flops``.
         dtype: the dtype of most operations. With float32, ``torch.get_float32_matmul_precision()`` decides whether that
             is TF32.
     """

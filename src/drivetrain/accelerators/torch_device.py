@@ -14,17 +14,17 @@ from drivetrain.base import torch_private
 from drivetrain.errors import ConfigurationError, WrongTypeError
 
 _NO_ACCELERATORS = frozenset({"cpu", "meta", "lazy", "xla", "hip", "privateuseone"})
-"""Device types of torch's that compute nothing of their own, have a file of their own, or have a better name."""
+"""Device types of torch that compute nothing, have a file beside this one, or have a better name."""
 
 _RETIRED = frozenset({"mkldnn", "opengl", "opencl", "ideep"})
-"""Those that torch still parses, with a warning that they are none any more."""
+"""Device types that torch no longer has; it still parses their names, with a warning."""
 
 
 class TorchDeviceAccelerator(Accelerator):
     """The device behind ``torch.accelerator``: any vendor's GPU, or a backend from outside torch.
 
-    A subclass names a device type; without one it is the type for which torch was built. Counts, the current device and
-    memory come from ``torch.accelerator`` and ``torch.get_device_module``.
+    A subclass sets ``type``. Without it, the device type is the one for which torch was built. Counts, the current
+    device and memory come from ``torch.accelerator`` and ``torch.get_device_module``.
     """
 
     type: ClassVar[str] = ""
@@ -48,7 +48,7 @@ class TorchDeviceAccelerator(Accelerator):
 
     @classmethod
     def parse_devices(cls, devices: Any) -> list[int]:
-        """n: the first n; -1: all; ``[i, j]`` or ``"i,j"``: those; a string of digits is a count.
+        """Return device numbers for n (the first n), -1 (all), and ``[i, j]`` or ``"i,j"`` (those); "n" is n.
 
         Raises:
             ConfigurationError: ``devices`` selects no device, a device twice, or a missing device.
@@ -115,7 +115,7 @@ def parse_indices(devices: Any, count: int) -> list[int]:
 
 
 def no_numbers(given: Any) -> ConfigurationError:
-    """Return the error for ``devices`` that is no number, list of numbers or text with numbers."""
+    """Return the error for ``devices`` that is neither a number nor a list of numbers nor a text with numbers."""
     kind = ConfigurationError if isinstance(given, str) else WrongTypeError
     return kind(f'devices={given!r} is no list of device numbers. Write devices=1, "0,1" or "auto".')
 
@@ -134,13 +134,15 @@ def check_indices(given: Any, indices: Sequence[int], count: int, owner: str) ->
 
 
 def as_auto(given: Any, accelerator: Accelerator, numbers_of: Callable[[int], list[int]]) -> Any:
-    """Return "auto" if ``given`` is the number of the processes that a cluster has started on this machine, or -1, and
-    the cluster gives them other devices than the first ones; otherwise ``given``.
+    """Return "auto" if ``given`` means all processes of this machine, and their devices are not simply the first ones;
+    otherwise ``given``.
+
+    -1 and the number of processes mean all. In such a cluster several processes may share a device.
 
     Args:
         given: ``devices`` as the user has written it.
         accelerator: the kind of device.
-        numbers_of: returns the number of each process's device, from the count of devices that this machine shows.
+        numbers_of: ``devices_of_processes`` of the cluster environment.
     """
     if given == "auto" or not isinstance(given, (int, str)):
         return given
@@ -149,7 +151,7 @@ def as_auto(given: Any, accelerator: Accelerator, numbers_of: Callable[[int], li
 
 
 def as_numbers(devices: Any) -> Any:
-    """Return a string of digits as a count, one with commas as a list of numbers; any other value unchanged."""
+    """Return a string of digits as a count, a string with commas as a list of numbers, any other value unchanged."""
     if not isinstance(devices, str):
         return devices
     parts = [part.strip() for part in devices.split(",") if part.strip()]
@@ -159,7 +161,7 @@ def as_numbers(devices: Any) -> Any:
 
 
 def of_type(name: str) -> type[Accelerator] | None:
-    """Return the accelerator for torch's device type ``name``; ``None`` if torch has none of that name.
+    """Return the accelerator for torch's device type ``name``; ``None`` if torch has no such type.
 
     A backend from outside torch registers its name when its package is imported; until then it is unknown here.
     """

@@ -26,13 +26,13 @@ class XLAAccelerator(Accelerator):
 
     _names = ("tpu", "xla")
     auto_priority = 400
-    yields_to_torch = True  # torch's own device type may also support TPUs
+    yields_to_torch = True  # a TPU may also be available as torch's own device type
     single_device_strategy, parallel_strategy, own_strategies_only = "single_xla", "xla", True
     device_count_is_limit = True
 
     @staticmethod
     def parse_devices(devices: Any) -> Any:
-        """1, all of them as a number or -1, or ``[i]``, ``"i,"``: only the i-th, from 0."""
+        """Accept 1; all devices, as their number or -1; and ``[i]`` or ``"i,"``: only the i-th, counted from 0."""
         given, devices = devices, as_numbers(devices)
         count = XLAAccelerator.auto_device_count()
         if type(devices) is int and devices in (1, count, -1):
@@ -70,7 +70,7 @@ class XLAAccelerator(Accelerator):
     def joins_auto(cls) -> bool:
         """Return whether torch_xla uses a device other than the CPU here."""
         if os.environ.get("PJRT_DEVICE") == "CPU":
-            return False  # without a TPU, torch_xla need not be imported
+            return False  # no need to import torch_xla to find out
         try:
             return bool(torch_xla.runtime.device_type() != "CPU")
         except (ImportError, OSError, RuntimeError):

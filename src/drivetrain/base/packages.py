@@ -51,7 +51,7 @@ _MODULES = {
     "mlflow_tracking": "mlflow.tracking", "mlflow_context": "mlflow.tracking.context.registry",
     "mlflow_entities": "mlflow.entities", "mpi": "mpi4py.MPI", "neptune": "neptune", "neptune_types": "neptune.types",
     "omegaconf": "omegaconf", "omegaconf_errors": "omegaconf.errors", "psutil": "psutil",
-    "ray_scheduling": "ray.util.scheduling_strategies", "ray_train": "ray.train",
+    "ray": "ray", "ray_scheduling": "ray.util.scheduling_strategies", "ray_train": "ray.train", "ray_util": "ray.util",
     "rich": "rich", "rich_console": "rich.console", "rich_progress": "rich.progress", "rich_table": "rich.table",
     "rich_text": "rich.text", "safetensors": "safetensors", "safetensors_torch": "safetensors.torch",
     "tb_events": "tensorboard.backend.event_processing.event_accumulator",

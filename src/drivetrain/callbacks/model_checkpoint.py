@@ -262,8 +262,10 @@ class ModelCheckpoint(StoredCheckpoint):
             self._check_names(trainer, metrics, self.filename, validated=self._validated)
             if self.save_top_k != 0:
                 self._score(trainer, metrics)
-        # A link to the newest checkpoint, or a file if there is none.
-        due = self.save_last is True or (self.save_last == "link" and not self._newest_path)
+        # A link to the newest checkpoint, or a file if there is none. The link is due if the run resumed from a file of
+        # this step: the run before may have been killed before it made the link.
+        has_link = self._newest_path and self._saved_at_step != trainer.progress.global_step
+        due = self.save_last is True or (self.save_last == "link" and not has_link)
         if due and self._may_save(trainer) and self._last_at_batch != trainer.progress.total_batches:
             metrics = self._monitor_candidates(trainer)
             with self._alone(trainer), self._naming_last(trainer, metrics) as before:
@@ -365,7 +367,6 @@ class ModelCheckpoint(StoredCheckpoint):
         before, batch_before = self.last_model_path, self._last_at_batch
         if self.save_last:
             self.last_model_path = self._path_for(trainer, metrics, [before], self.CHECKPOINT_NAME_LAST)
-            self._last_at_batch = trainer.progress.total_batches
         try:
             yield before
         except BaseException:
@@ -446,6 +447,7 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def _save_last(self, trainer: Trainer, metrics: dict[str, Any], before: str) -> None:
         newest, taken = self._newest_path, list[str]()
+        self._last_at_batch = trainer.progress.total_batches  # not earlier: a kill may come before this
         while not self._write_last(trainer, newest, self.last_model_path == before):
             taken.append(self.last_model_path)
             self.last_model_path = self._path_for(trainer, metrics, [before], self.CHECKPOINT_NAME_LAST, taken)

@@ -1,4 +1,4 @@
-"""Clusters that start the program once on each machine, and say in variables where the machines meet."""
+"""Base of clusters that start the program once on each machine, and set the main address as a variable."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MachinesEnvironment(LocalEnvironment, ABC):
     """
 
     common_variables: ClassVar[tuple[str, ...]] = ()
-    """Those of ``variables`` of which one alone is also set where there is no such cluster."""
+    """Members of ``variables`` that other systems set, too: one of them alone causes no warning."""
 
     address_timeout_s: float = 300.0
     """How long to wait until this machine can resolve the main address, because other machines may start later."""
@@ -70,10 +70,13 @@ class MachinesEnvironment(LocalEnvironment, ABC):
         """The number of machines."""
 
     def nodes_meant(self, given: int) -> int:
-        """Return the number of machines, if the user has written ``num_nodes=given``; 1, the default, means all.
+        """Return the number of machines of the job.
+
+        Args:
+            given: ``num_nodes`` of the Trainer; 1, its default, means all machines.
 
         Raises:
-            ConfigurationError: the user has written another number.
+            ConfigurationError: ``given`` is another number.
         """
         nodes = self.num_nodes()
         if given not in (1, nodes):
@@ -84,16 +87,16 @@ class MachinesEnvironment(LocalEnvironment, ABC):
         return nodes
 
     def _reserved(self, name: str) -> int | None:
-        return max(self.number(name, 0), 0) or None  # 0 on a machine without GPUs, which has its processors
+        return max(self.number(name, 0), 0) or None  # 0 GPUs: a machine that computes on its processors
 
     def _port_of_cluster(self) -> int:
-        return DEFAULT_PORT  # the same on all machines, which cannot agree on a free one
+        return DEFAULT_PORT  # fixed, because the machines cannot agree on a free port
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Check that this machine is one of the job, and compare the settings with processes that were started.
+        """Check the number of this machine, and compare the settings with the processes that a launcher has started.
 
         Raises:
-            ConfigurationError: they differ.
+            ConfigurationError: the number is not one of the job's machines, or the settings differ.
         """
         if not 0 <= self.node_rank() < num_nodes:
             raise ConfigurationError(
@@ -107,9 +110,9 @@ class MachinesEnvironment(LocalEnvironment, ABC):
         """Wait until this machine can resolve the main address.
 
         Raises:
-            ConfigurationError: it cannot after ``address_timeout_s``.
+            ConfigurationError: the machine still cannot resolve it after ``address_timeout_s``.
         """
-        _ = self.main_address  # variables that contradict each other are no reason to wait
+        _ = self.main_address  # raises at once if the variables contradict each other
         deadline = time.monotonic() + self.address_timeout_s
         while True:
             try:

@@ -26,7 +26,7 @@ class AWSBatchEnvironment(MachinesEnvironment):
     )  # fmt: skip
 
     def _address_of_cluster(self) -> str:
-        """The main node's address; on the main node, whose store listens on all interfaces, the loopback address."""
+        """The main node's address. On the main node it is not set, but the loopback address is enough there."""
         if address := self.environ.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"):
             return address
         if self.node_rank() == 0:

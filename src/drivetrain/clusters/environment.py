@@ -44,17 +44,17 @@ class ClusterEnvironment:
     """
 
     detect_priority: ClassVar[int | None] = None
-    """Where it stands in the order of :func:`detect`: the highest first; ``None``: only when it is given.
+    """The priority in :func:`detect`, which tries the highest first; ``None``: used only if the user passes it.
 
-    Of ours: Ray Train 600, torchrun 500, SLURM 400, LSF 300, Horovod 250, MPI 200, HTCondor 100; those that start the
-    program once on each machine 90 to 40; what is left is local.
+    drivetrain's own: Ray Train 600, torchrun 500, SLURM 400, LSF 300, Horovod 250, MPI 200, HTCondor 100; clusters that
+    start the program once on each machine 90 to 40; local 0.
     """
 
-    evidence: ClassVar[str] = "its detect() says so"
-    """What :meth:`detect` has seen, for a plan: "because ..."."""
+    evidence: ClassVar[str] = "its detect() returned True"
+    """What :meth:`detect` has found: a plan shows it as the reason."""
 
     variables: ClassVar[tuple[str, ...]] = ()
-    """Variables that such a cluster sets in each process."""
+    """The variables that this cluster sets in each process."""
 
     environ: MutableMapping[str, str] = os.environ
 
@@ -148,44 +148,42 @@ class ClusterEnvironment:
         return num_nodes == 1
 
     def nodes_meant(self, given: int) -> int:
-        """Return the number of machines, if the user has written ``num_nodes=given``; a cluster that starts the program
-        once on each machine says how many they are.
-        """
+        """Return the number of machines: ``given``, the Trainer's ``num_nodes``, unless the cluster defines another."""
         return given
 
     def reserved_devices(self) -> int | None:
-        """Return the number of devices that the cluster has reserved on each machine; ``None``: it does not say."""
+        """Return the number of devices that the cluster has reserved on each machine; ``None``: unknown."""
         return None
 
     def devices_of_processes(self, count: int) -> list[int]:
-        """Return the number of each process's device, in the order of their local ranks, for ``devices="auto"``.
+        """Return the index of each process's device, in the order of local ranks, for ``devices="auto"``.
 
         Args:
-            count: how many devices this machine shows.
+            count: the number of devices that this process sees.
         """
         return list(range(count))
 
     def local_world_size(self, num_nodes: int) -> int:
-        """Return the number of processes on this machine, of a cluster that has started them.
+        """Return the number of processes that the cluster has started on this machine.
 
         Args:
-            num_nodes: the number of machines, which have equally many.
+            num_nodes: the number of machines; all have the same number of processes.
         """
         return self.world_size() // max(num_nodes, 1)
 
     # ---- reporting -----------------------------------------------------------------------------------------------
 
     report_callback: str = ""
-    """The callback that the Trainer adds in a job of this cluster, as "module:class"; not if a callback whose class
-    has this name was passed."""
+    """The callback that the Trainer adds in this cluster, as "module:class"; "": none. The Trainer does not add it if
+    the user has passed a callback with this class name."""
 
     # ---- requeueing ----------------------------------------------------------------------------------------------
 
     auto_requeue: bool = False
-    """Whether a fit saves and goes back into the queue when the cluster announces the job's end."""
+    """Whether a fit saves a checkpoint and requeues the job when the cluster announces the job's end."""
 
     requeue_signal: signal.Signals | None = None
-    """By which signal it does."""
+    """The signal with which the cluster announces the end."""
 
     def requeue_id(self) -> str | None:
         """The cluster's id of the job, which stays the same when it is requeued."""
@@ -196,8 +194,8 @@ class ClusterEnvironment:
         return 0
 
     def requeue(self) -> str | None:
-        """Requeue the job; called on global rank 0. Return ``None``, or why it failed."""
-        return f"{type(self).__name__} does not say how."
+        """Requeue the job; called on global rank 0. Return ``None``, or the reason for the failure."""
+        return f"{type(self).__name__} does not define requeue()."
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
@@ -209,7 +207,7 @@ class ClusterEnvironment:
             num_nodes: the number of machines.
 
         Raises:
-            ConfigurationError: the settings differ from the cluster, so the ranks would wait forever.
+            ConfigurationError: the settings differ from the cluster, so ranks would wait forever for missing ones.
         """
         if not self.creates_processes_externally:
             return
@@ -228,7 +226,7 @@ class ClusterEnvironment:
             )
 
     def validate_address(self) -> None:
-        """Check that the main address can be resolved here; called before the rendezvous, which would hang.
+        """Check that the main address can be resolved here; called before the rendezvous, which would otherwise hang.
 
         Raises:
             ConfigurationError: this machine cannot resolve the name.
@@ -243,7 +241,7 @@ class ClusterEnvironment:
             ) from error
 
     def teardown(self) -> None:
-        """Called when the job is over in this process."""
+        """Called at the end of the job in this process."""
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -259,12 +257,11 @@ class ClusterEnvironment:
         try:
             return int(text or "")
         except ValueError:
-            pass
-        found = "is not set" if text is None else f"holds {text!r}, which is no whole number"
-        raise ConfigurationError(
-            f"{type(self).__name__} reads the environment variable {name}, which {found}. Start the program with the "
-            f"launcher that sets it, or pass another cluster environment in Trainer(plugins=[...])."
-        ) from None
+            found = "is not set" if text is None else f"holds {text!r}, which is no whole number"
+            raise ConfigurationError(
+                f"{type(self).__name__} reads the environment variable {name}, which {found}. Start the program with "
+                "the launcher that sets it, or pass another cluster environment in Trainer(plugins=[...])."
+            ) from None
 
     def _assumed(self, name: str, value: str) -> str:
         """Return ``value`` for a variable that is not set; warn about it, and set the variable."""
@@ -274,7 +271,7 @@ class ClusterEnvironment:
 
 
 def _check_answers(cls: type[ClusterEnvironment], name: str) -> None:
-    """Wrap the member ``name``, defined by ``cls`` or its mixin, so that it returns the contract's type or raises."""
+    """Wrap the member ``name`` of ``cls`` or its mixin, so that it returns the contract's type or raises an error."""
     owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
     if owner is not cls and issubclass(owner, ClusterEnvironment):
         return  # already wrapped in the class that defines it
@@ -314,12 +311,11 @@ def _in_type(environment: ClusterEnvironment, name: str, given: Any, member: Any
     if name in _TEXTS:
         return str(given)
     try:
-        number = int(given) if isinstance(given, str) else operator.index(given)
+        return int(given) if isinstance(given, str) else operator.index(given)
     except (TypeError, ValueError):
         raise ConfigurationError(
             f"{shown_name} answered {shown(given)}, which is no whole number. Return an int."
         ) from None
-    return number
 
 
 def _pair_names(cls: type[ClusterEnvironment], new: str, old: str) -> None:
@@ -352,8 +348,7 @@ def detect(
 
     Args:
         environ: the environment variables; ``None``: the variables of this process.
-        given: the environment that the user passed, which is used if it is not ``None``. Otherwise the detected
-            environment with the highest ``detect_priority`` is used.
+        given: the environment that the user passed; ``None``: the detected one with the highest ``detect_priority``.
     """
     if given is not None:
         return given, f"plugins holds a {type(given).__name__}"

@@ -37,7 +37,7 @@ class HorovodEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether ``horovodrun`` has started this process, or ``mpirun`` several processes, and mpi4py is missing."""
+        """Whether ``horovodrun`` has started this process; or ``mpirun`` several processes, and mpi4py is missing."""
         if environ.get(_BY_HOROVOD["size"], "1") != "1":
             return True
         if environ.get(_BY_OPEN_MPI["size"], "1") == "1" or find_spec("mpi4py") is not None:
@@ -70,5 +70,5 @@ class HorovodEnvironment(ClusterEnvironment):
         return self._number("local rank")
 
     def node_rank(self) -> int:
-        """Ranks are consecutive on a machine, and all machines have equally many."""
+        """The index of this machine: ranks are consecutive on a machine, and all machines have the same number."""
         return self._number("rank") // self._number("local size")

@@ -30,7 +30,7 @@ class HTCondorEnvironment(ClusterEnvironment):
     Args:
         contact_file: a path on a file system that all slots share; ``None``: a file in the job's folder, named after
             the job.
-        timeout_s: how many seconds the other slots wait.
+        timeout_s: how many seconds the other ranks wait for the file.
         environ: the environment variables; ``None``: the variables of this process.
     """
 

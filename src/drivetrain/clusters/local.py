@@ -13,10 +13,10 @@ from drivetrain.errors import ConfigurationError
 
 
 class LocalEnvironment(ClusterEnvironment):
-    """A program that starts the other processes of its machine itself, unless ``LOCAL_RANK`` is set: then it is such a
-    process.
+    """The process that starts the others of its machine; or, if ``LOCAL_RANK`` is set, one of these.
 
-    On several machines the program is started once on each, with ``MASTER_ADDR``, ``MASTER_PORT`` and ``NODE_RANK``.
+    On several machines, the user starts the program once on each, with ``MASTER_ADDR``, ``MASTER_PORT`` and
+    ``NODE_RANK``.
 
     Args:
         environ: the environment variables; ``None``: the variables of this process.
@@ -67,11 +67,11 @@ class LocalEnvironment(ClusterEnvironment):
         return self.number("NODE_RANK" if "NODE_RANK" in self.environ else "GROUP_RANK", 0)
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Check that the variables that this process needs are set: the main machine's address with several machines,
-        and the rank in a process that a launcher has started.
+        """Check that the variables are set: the main address if there are several machines, and the port in a process
+        that another one has started.
 
         Raises:
-            ConfigurationError: a variable is missing.
+            ConfigurationError: a variable is missing, or this machine's number is too large.
         """
         meeting = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in self.environ]
         if num_nodes > 1 and meeting:
@@ -109,4 +109,4 @@ def free_port() -> int:
 
 
 LightningEnvironment = LocalEnvironment
-"""The name that users of the field know."""
+"""Lightning's name for it."""

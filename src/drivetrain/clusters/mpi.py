@@ -31,7 +31,7 @@ class _Job:
 class MPIEnvironment(ClusterEnvironment):
     """Ranks and sizes from MPI's world, through mpi4py; address and port are rank 0's, unless ``MASTER_*`` are set.
 
-    The first access is a collective: all ranks must make it together.
+    The first use of any member is a collective operation, in which all ranks must take part.
 
     Args:
         environ: the environment variables; ``None``: the variables of this process.

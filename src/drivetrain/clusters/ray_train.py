@@ -25,8 +25,8 @@ class RayTrainEnvironment(ClusterEnvironment):
     """A worker of Ray Train, in which ``TorchTrainer`` has set ``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE``
     and ``LOCAL_WORLD_SIZE``, and has created the process group.
 
-    ``ScalingConfig`` says how many workers there are, and Ray chooses their machines. So ``num_nodes`` of the Trainer
-    has no effect, and ``devices`` should be left out.
+    ``ScalingConfig`` defines the number of workers, and Ray chooses their machines. So the Trainer's ``num_nodes`` has
+    no effect, and ``devices`` should be left out.
 
     Args:
         environ: the environment variables; ``None``: the variables of this process.
@@ -44,15 +44,17 @@ class RayTrainEnvironment(ClusterEnvironment):
         return self.number("NODE_RANK")
 
     def nodes_meant(self, given: int) -> int:
-        """Return the number of machines, if each has as many workers as this one."""
+        """Return the number of machines, assuming that each has as many workers as this one."""
         return self.world_size() // self.local_world_size(given)
 
     def local_world_size(self, num_nodes: int) -> int:
         return self.number("LOCAL_WORLD_SIZE")
 
     def devices_of_processes(self, count: int) -> list[int]:
-        """Return the first device of each worker. Ray shows those of all workers of this machine, in the order of the
-        workers; each has equally many, or several share one.
+        """Return the first device of each worker.
+
+        A worker sees the devices of all workers of its machine, ordered by worker. All workers have the same number of
+        devices, or several workers share one device.
         """
         workers = self.local_world_size(1)
         return [rank * count // workers for rank in range(workers)]

@@ -46,8 +46,7 @@ class SLURMEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether this is a task of a job. The method warns if ``srun`` is available but not used, or is used without
-        effect.
+        """Whether this process is a task of a job. Warn if ``srun`` is available but not used, or has no effect.
 
         A process that Open MPI's ``mpirun`` starts inside a job is not a task, although it inherits a task's variables;
         neither is the program of a SkyPilot task, which SkyPilot starts once on each machine of a job.
@@ -173,18 +172,19 @@ class SLURMEnvironment(ClusterEnvironment):
         super().validate_settings(num_devices, num_nodes)
         if tasks > 1 and not _in_a_step(self.environ):
             raise ConfigurationError(
-                f"SLURM_NTASKS={tasks}, but this process was not started by srun, and the others of the {tasks} would "
-                "be waited for. Start it with srun python ..., or unset SLURM_NTASKS to run outside of SLURM's tasks."
+                f"SLURM_NTASKS={tasks}, but this process was not started by srun, so it would wait for the "
+                f"{tasks - 1} others, which srun has not started either. Start it with srun python ..., or unset "
+                "SLURM_NTASKS to run outside of SLURM's tasks."
             )
 
 
 def _in_a_step(environ: Mapping[str, str]) -> bool:
-    """Whether ``srun`` has started this process; the second name is from older versions."""
+    """Whether ``srun`` has started this process; older versions of SLURM set the second name."""
     return "SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ
 
 
 def _is_of_skypilot(environ: Mapping[str, str]) -> bool:
-    """Whether the tasks of this step are SkyPilot's, one on each machine, and not those of an ``srun`` in its task."""
+    """Whether SkyPilot has started the tasks of this step, one on each machine, and not an ``srun`` in its task."""
     machines = len(environ.get("SKYPILOT_NODE_IPS", "").split())
     sky = (str(machines), environ.get("SKYPILOT_NODE_RANK"))
     return machines > 0 and sky == (environ.get("SLURM_NTASKS"), environ.get("SLURM_PROCID"))

@@ -12,7 +12,7 @@ _POOLS = ("workerpool0", "workerpool1")  # the primary replica and the workers; 
 
 
 class VertexEnvironment(MachinesEnvironment):
-    """Reads ``CLUSTER_SPEC``: the replicas of ``workerpool0`` and ``workerpool1`` train, in this order.
+    """Reads ``CLUSTER_SPEC``: the ranks are the replicas of ``workerpool0``, then those of ``workerpool1``.
 
     Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-spec-format
 
@@ -59,6 +59,6 @@ class VertexEnvironment(MachinesEnvironment):
     def _replicas(self) -> list[str]:
         spec = json_of(self.environ, "CLUSTER_SPEC")
         cluster = spec.get("cluster") if isinstance(spec, dict) and isinstance(spec.get("task"), dict) else None
-        if not isinstance(cluster, dict):  # a variable of another program
+        if not isinstance(cluster, dict):  # another program has set the variable
             return []
         return [str(replica) for pool in _POOLS for replica in cluster.get(pool, [])]

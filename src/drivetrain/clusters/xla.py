@@ -58,4 +58,4 @@ class XLAEnvironment(ClusterEnvironment):
         return int(xla_runtime.host_index())
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Accept any number: nothing is started yet, and the runtime counts the replicas."""
+        """Accept any number: no replica is started yet, and torch_xla's runtime counts them."""

@@ -53,7 +53,7 @@ def extract_batch_size(batch: Any) -> int:
             "Write self.log(..., batch_size=...)."
         )
     if len(set(sizes)) > 1:
-        rank_zero_warn(f"The tensors of a batch have first dimensions {sorted(set(sizes))}; {sizes[0]} is taken.")
+        rank_zero_warn(f"The tensors of a batch have first dimensions {sorted(set(sizes))}; {sizes[0]} is used.")
     return sizes[0]
 
 
@@ -66,7 +66,7 @@ def has_len(dataloader: object) -> bool:
     """Return whether the loader has a length; warn if the length is 0."""
     length = sized_len(dataloader)
     if length == 0:
-        rank_zero_warn(f"{type(dataloader).__name__} has the length 0: it gives no batch.")
+        rank_zero_warn(f"{type(dataloader).__name__} has the length 0: it yields no batch.")
     return length is not None
 
 
@@ -106,7 +106,7 @@ def has_len_all_ranks(
 
 
 def has_iterable_dataset(dataloader: object) -> bool:
-    """Return whether it is a loader over an iterable-style dataset."""
+    """Return whether ``dataloader`` is a DataLoader over an iterable-style dataset."""
     return isinstance(dataloader, DataLoader) and isinstance(dataloader.dataset, IterableDataset)
 
 

@@ -32,7 +32,7 @@ class RandomDataset(Dataset[Tensor]):
 
 
 class RandomDictDataset(RandomDataset):
-    """The vectors of :class:`RandomDataset` as "a" in a dictionary, with "b", which is "a" plus 2."""
+    """Dictionaries: "a" is a vector of :class:`RandomDataset`, and "b" is "a" plus 2."""
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:  # type: ignore[override]  # as Lightning's
         return {"a": self.data[index], "b": self.data[index] + 2}
@@ -110,7 +110,7 @@ class ManualOptimBoringModel(BoringModel):
 
 
 class DemoModel(LightningModule):
-    """One linear layer with a squashed output, trained by Adam; with arguments for command lines."""
+    """One linear layer with a squashed output, trained by Adam; a command line can set its arguments."""
 
     def __init__(self, out_dim: int = 10, learning_rate: float = 0.02) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def _loaders(name: str) -> Any:
 
 
 class _DataPerStage(LightningDataModule):
-    """A loader for each stage, or for each of its data sets, over the data that ``setup`` has created for the stage."""
+    """Returns a loader for each data set that ``setup`` has created for a stage."""
 
     _attribute: str
 
@@ -168,7 +168,7 @@ class _OneSetPerStage(_DataPerStage):
 
 
 class BoringDataModule(_OneSetPerStage):
-    """Random vectors for :class:`BoringModel`, a part of one data set for each stage."""
+    """Random vectors for :class:`BoringModel`; each stage has a part of the same data set."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from drivetrain.callback import Checkpoint
 def _call_callback_hooks(
     trainer: Any, hook_name: str, *args: Any, monitoring_callbacks: bool | None = None, **kwargs: Any
 ) -> None:
-    """Call a hook of the callbacks, with Trainer and module.
+    """Call a hook of each callback with the Trainer and the module.
 
     Args:
         trainer: the Trainer with the callbacks.
@@ -28,7 +28,7 @@ def _call_callback_hooks(
 
 
 def _call_lightning_module_hook(trainer: Any, hook_name: str, *args: Any, pl_module: Any = None, **kwargs: Any) -> Any:
-    """Call a hook of the module, by default the Trainer's; its logging belongs to that hook."""
+    """Call a hook of the module, by default the Trainer's; ``self.log`` in it follows the rules of that hook."""
     method = getattr(pl_module or trainer.lightning_module, hook_name)
     return trainer.logbook.within(trainer.hooks.scope(hook_name), method)(*args, **kwargs)
 
@@ -45,6 +45,6 @@ def _call_lightning_datamodule_hook(trainer: Any, hook_name: str, *args: Any, **
 
 
 def _call_strategy_hook(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of the strategy; its logging belongs to that hook."""
+    """Call a method of the strategy; ``self.log`` in it follows the rules of that hook."""
     method = getattr(trainer.strategy, hook_name)
     return trainer.logbook.within(trainer.hooks.scope(hook_name), method)(*args, **kwargs)

@@ -11,10 +11,10 @@ import os
 from collections.abc import Sequence
 
 VARIABLE = "DRIVETRAIN_COMPAT"
-"""Holds the number switches with commas between them, or "none"."""
+"""The environment variable with the number switches, separated by commas, or "none"."""
 
 GENERATION = f"{VARIABLE}_GENERATION"
-"""Holds the generation whose names are served; not set: the latest."""
+"""The environment variable with the generation whose names are available; unset for the latest."""
 
 _STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 

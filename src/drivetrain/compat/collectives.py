@@ -147,7 +147,7 @@ class TorchCollective(Collective):
     """
 
     manages_default_group = False
-    """Whether :meth:`setup` of some object has made the job's process group, so that :meth:`teardown` ends it."""
+    """Whether a call of :meth:`setup` created the job's process group; :meth:`teardown` then destroys it."""
 
     addr_key = "MASTER_ADDR"
     port_key = "MASTER_PORT"

@@ -1,4 +1,4 @@
-"""``utilities.compile``: modules that ``torch.compile`` returned, which are compiled in place here."""
+"""``utilities.compile``: unwrap what ``torch.compile`` returned; drivetrain compiles modules in place."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from drivetrain.trainer import attach, checkpoint, weights
 
 
 class AcceleratorView:
-    """A plan under other names.
+    """The Trainer's plan under Lightning's names.
 
     Attributes:
         accelerator: the accelerator.
@@ -252,7 +252,7 @@ class LoggerView:
         self.trainer = trainer
 
     should_update_logs: bool = reads(
-        "trainer.is_logging_step", "Whether the loggers get, or just got, the values of this batch."
+        "trainer.is_logging_step", "Whether this batch's values are passed to the loggers."
     )
     callback_metrics: dict[str, Any] = reads("trainer.callback_metrics", "The Trainer's.")
 

@@ -18,7 +18,7 @@ from drivetrain.settings import Settings
 
 
 class _AcceleratorConnector(AcceleratorView):
-    """What a Trainer with these arguments would choose; scvi-tools asks before it creates one.
+    """The choices of a Trainer with these arguments; scvi-tools reads them before it creates one.
 
     Args:
         devices, accelerator: as for the Trainer.
@@ -33,12 +33,12 @@ class _AcceleratorConnector(AcceleratorView):
         super().__init__(resolve(settings), settings)
 
     def _check_and_init_precision(self) -> Any:
-        """Return the precision; nequip wraps this method for the devices of its own, and no Trainer calls it."""
+        """Return the precision. nequip wraps this method for its own devices; the Trainer does not call it."""
         return self.precision
 
 
 def _register_classes(registry: Any, method: str, module: ModuleType, parent: type) -> None:
-    """Call the class method ``method(registry)`` of each class of ``module`` that overrides that of ``parent``."""
+    """Call the class method ``method(registry)`` of each class in ``module`` that overrides ``parent``'s."""
 
     def function(cls: type) -> Any:
         bound = getattr(cls, method, None)
@@ -79,4 +79,4 @@ def _only_fsdp2(name: str, instead: str) -> NotSupportedError:
 
 
 def do_nothing_closure() -> None:
-    """Return ``None``: a closure for a step without evaluation."""
+    """Return ``None``: a closure for an optimizer step that computes no loss."""

@@ -143,7 +143,7 @@ class PositionalEncoding(nn.Module):
         """Return ``x``, of shape ``(batch, length, dim)``, encoded."""
         if self.pe is None:
             self.pe = self._encodings(x.device)
-        # The vector of the length is used for all positions, as in the original, so that trained numbers are the same.
+        # Like the original, this adds the encoding of one position, the length, to all words: trained numbers agree.
         return self.dropout(x + self.pe[:, x.size(1)])
 
     def _encodings(self, device: torch.device) -> Tensor:

@@ -22,7 +22,7 @@ _HOST = "https://pl-public-data.s3.amazonaws.com/MNIST/processed"
 
 
 class _HostedMNIST(Dataset[tuple[Tensor, int]]):
-    """The digits as two files of tensors: the result of ``MNIST`` without torchvision.
+    """The digits as two files of tensors; :func:`MNIST` returns this class without torchvision.
 
     Args:
         root: the folder above the files.
@@ -89,7 +89,7 @@ class MNISTDataModule(LightningDataModule):
         data_dir: the folder of the files.
         val_split: the number of training images used for validation.
         num_workers: the workers of each loader.
-        normalize: scale pixels to -1 to 1, not 0 to 1. It needs torchvision.
+        normalize: scale pixels to -1 ... 1 instead of 0 ... 1; this needs torchvision.
         seed: stored; the split is the same for every seed.
         batch_size: the batch size of each loader; an incomplete last batch is dropped.
     """

@@ -13,7 +13,7 @@ from drivetrain.errors import NotSupportedError
 
 
 class RemovedError(NotSupportedError, NotImplementedError):
-    """A class whose function neither Lightning nor drivetrain has any longer. Also a NotImplementedError."""
+    """The program called a class that Lightning has removed and drivetrain lacks. Also a NotImplementedError."""
 
 
 def _former(name: str, current: type, **fixed: Any) -> Any:

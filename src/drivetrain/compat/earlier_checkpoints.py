@@ -99,7 +99,7 @@ def _migrate_hparams(checkpoint: State) -> None:
             hparams = checkpoint.pop(old)
             if "hyper_parameters" not in checkpoint:
                 checkpoint["hyper_parameters"] = hparams
-                if old == "hparams":  # __init__ had the hyperparameters as one argument of this name
+                if old == "hparams":  # __init__ took all hyperparameters as one argument of this name
                     checkpoint.setdefault("hparams_name", "hparams")
     for key in ("hyper_parameters", "datamodule_hyper_parameters"):
         hparams = checkpoint.get(key)
@@ -124,7 +124,7 @@ def _progress(fit_loop: State, checkpoint: State) -> State:
     done = now["processed"] if begun and (ending or not over) else 0
     steps, manual = _optimizer_steps(fit_loop, checkpoint)
     stepped = fit_loop.get("epoch_loop.state_dict", {}).get("_batches_that_stepped", steps)  # since 1.6.5
-    if not over:  # counted after the batch's hooks and after validation, both of which may save
+    if not over:  # rises after the batch's hooks and after validation, and both may save before that
         stepped += now["processed"] - now["completed"] if manual else 1
     return {
         **_fresh_progress(),
@@ -183,7 +183,7 @@ def _counters(count: int) -> State:
 def _validation(fit_loop: State, batches: State) -> str:
     """Return the state of the validation after the last batch: not begun, "running" or "done"."""
     if batches["completed"] < batches["processed"]:
-        return ""  # the hooks of the batch itself had not ended
+        return ""  # the batch's own hooks had not finished
     names = ("epoch_loop.val_loop.batch_progress", "epoch_loop.val_loop.epoch_loop.batch_progress")
     progress = next((fit_loop[name] for name in names if name in fit_loop), None)
     if progress is None or progress["total"]["ready"] == 0:  # in this epoch
@@ -193,7 +193,7 @@ def _validation(fit_loop: State, batches: State) -> str:
 
 
 def _optimizer_steps(fit_loop: State, checkpoint: State) -> tuple[int, bool]:
-    """Return the number of optimizer steps so far, and whether the module made them itself."""
+    """Return the number of optimizer steps so far, and whether in manual optimization."""
     automatic = manual = None
     for name, state in fit_loop.items():  # the loops' names differ between versions, but not their suffixes
         if name.endswith("optimizer_loop.optim_progress") or name.endswith("automatic_optimization.optim_progress"):
@@ -202,7 +202,7 @@ def _optimizer_steps(fit_loop: State, checkpoint: State) -> tuple[int, bool]:
             manual = state["total"]["completed"]
     if automatic is None and manual is None:
         return int(checkpoint["global_step"]), False
-    # Both are there after `fit_loop_of`, and Lightning has continued one of them.
+    # `fit_loop_of` writes both counters; Lightning then continues one of them.
     return max(automatic or 0, manual or 0), (manual or 0) > (automatic or 0)
 
 
@@ -221,8 +221,7 @@ def _progress_of_epochs(checkpoint: State) -> State:
 def _fresh_progress() -> State:
     """Return the counters of a fit that has not begun.
 
-    No epoch is marked as cut: an epoch that a limit or a request has cut short counts as complete, and its other
-    batches are never run.
+    An epoch that a limit or a request has cut short counts as complete: its other batches are never trained on.
     """
     return {**Progress().state_dict(), **Window().place()}
 
@@ -292,7 +291,7 @@ def _callback_state(state: Any, checkpoint: State) -> Any:
     if "wait_count" in state and "patience" in state:
         if "best_score" not in state:
             return None
-        reasons = ("stopping_reason", "stopping_reason_message")  # numbered differently, and about the earlier run
+        reasons = ("stopping_reason", "stopping_reason_message")  # of the earlier run, and numbered differently
         return {
             **{name: value for name, value in state.items() if name not in reasons},
             "stopped_epoch": state.get("stopped_epoch", 0),

@@ -63,8 +63,9 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         stage: what is sharded over the ranks. 1: optimizer states; 2: gradients too; 3: parameters too.
         remote_device: where ``fabric.init_module`` makes parameters with stage 3.
         logging_batch_size_per_gpu: the batch size in DeepSpeed's messages.
-        config: DeepSpeed's configuration, or the path of its JSON file, in the place of all arguments that describe
-            one; ``None``: the file that the environment variable ``PL_DEEPSPEED_CONFIG_PATH`` names, if there is one.
+        config: DeepSpeed's configuration, or the path of its JSON file, instead of all arguments that describe a
+            configuration; ``None``: the file that the environment variable ``PL_DEEPSPEED_CONFIG_PATH`` names, if there
+            is one.
         logging_level: the level of DeepSpeed's own logger.
         loss_scale, initial_scale_power, loss_scale_window, hysteresis, min_loss_scale: the loss scaling with precision
             "16-true".
@@ -169,7 +170,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     # ---- set up --------------------------------------------------------------------------------------------------
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
-        """Return ``module``, with stage 3 in an engine, for an evaluation; with an optimizer, both are set up."""
+        """Return ``module`` for evaluation: with stage 3, inside an engine."""
         module = super().setup_module(module)
         return module if self.stage < 3 else self._started(module, None)
 
@@ -299,7 +300,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         norm_type: float = 2.0,
         error_if_nonfinite: bool = True,
     ) -> Tensor | None:
-        """Let the engine clip in its further steps; it skips steps with non-finite gradients."""
+        """Let the engine clip in its next steps; the engine skips steps with non-finite gradients."""
         one = self._of(optimizer)
         with self._for(module, None if one is None else one.engine):
             return plain.DeepSpeedStrategy.clip_gradients(self, module, optimizer, max_norm, "norm", norm_type)

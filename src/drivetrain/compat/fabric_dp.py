@@ -23,7 +23,7 @@ class FabricDataParallelStrategy(Strategy, plain.DataParallelStrategy):  # type:
 
     Args:
         accelerator, checkpoint_io, precision: as for every strategy.
-        parallel_devices: the devices, the one of the module first; ``None``: as the Engine decides.
+        parallel_devices: the devices; the module is on the first; ``None``: as the Engine decides.
     """
 
     _plain: type = plain.DataParallelStrategy

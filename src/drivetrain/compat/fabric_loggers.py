@@ -50,5 +50,5 @@ class FabricTensorBoardLogger(_RootDir, tensorboard.TensorBoardLogger):
         sub_dir: str | os.PathLike[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        log_graph = kwargs.pop("log_graph", True)  # a loop calls the method itself, so there is nothing to switch off
+        log_graph = kwargs.pop("log_graph", True)  # the user's loop calls log_graph() itself
         super().__init__(root_dir, name, version, log_graph, default_hp_metric, prefix, sub_dir, **kwargs)

@@ -60,7 +60,7 @@ class _ShardedStates(States):
 
 
 class _Sharded(Strategy):
-    """Base of both strategies: modules are not moved until they are sharded, and states are sharded."""
+    """Base of both strategies: modules are moved only as shards, and checkpoints may contain shards."""
 
     states = _ShardedStates
     saves_shards: bool
@@ -154,7 +154,7 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
             self, accelerator, parallel_devices, cluster_environment, None, precision, process_group_backend, timeout,
             cpu_offload, mixed_precision, auto_wrap_policy, activation_checkpointing, activation_checkpointing_policy,
             sharding_strategy, state_dict_type, device_mesh,
-            gradient_exchange="window",  # a loop chooses with no_backward_sync which passes do not communicate
+            gradient_exchange="window",  # the user's loop defers communication with no_backward_sync
             **others,
         )  # fmt: skip
         self.mixed_precision = mixed_precision
@@ -196,7 +196,7 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
         given = self.options
         if given.auto_wrap_policy is not None:
             rank_zero_warn(
-                "FSDPStrategy got an auto_wrap_policy, and the program has wrapped layers itself, which count. Use one "
+                "FSDPStrategy got an auto_wrap_policy, and the program has also wrapped layers itself. Use one "
                 "of the two."
             )
         self.options = replace(given, auto_wrap_policy=lambda each: any(each is own for own in chosen))

@@ -213,7 +213,7 @@ def entered(*contexts: AbstractContextManager[Any] | None) -> Iterator[None]:
 
 
 def not_drawn(empty_init: bool | None) -> AbstractContextManager[Any] | None:
-    """Return the context in which parameters of new layers are not initialised, if ``empty_init``."""
+    """Return a context in which parameters of new layers are not initialised; ``None`` without ``empty_init``."""
     return NoInit() if empty_init else None
 
 
@@ -252,7 +252,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         super().__init__(accelerator, checkpoint_io, precision)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "_plain" in vars(cls):  # the facts of the plain class, except for the object that calls the methods
+        if "_plain" in vars(cls):  # the facts of drivetrain's class, with another object that calls the methods
             cls.facts = cls._plain.facts.but(engine_verbs=FabricVerbs, engine_class=None)  # type: ignore[attr-defined]
         super().__init_subclass__(**kwargs)
 
@@ -287,14 +287,6 @@ class Strategy(plain.Strategy, metaclass=_Served):
         """Set up a module together with its optimizers and a scheduler."""
         module = self.setup_module(module)
         return module, [self.setup_optimizer(optimizer) for optimizer in optimizers], scheduler
-
-    def process_dataloader(self, dataloader: Any) -> Any:
-        """Return the loader, or a replacement to iterate."""
-        return super().process_dataloader(dataloader)
-
-    def tensor_init_context(self) -> AbstractContextManager[Any]:  # type: ignore[override]
-        """Context in which new tensors are created on the device and in the precision."""
-        return super().tensor_init_context()
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
         """Context in which new layers are created on the device and in the precision; ``empty_init``: their parameters
@@ -353,7 +345,9 @@ class Strategy(plain.Strategy, metaclass=_Served):
     def load_checkpoint(  # type: ignore[override]
         self, path: str | Path, state: Target = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a file into the objects of ``state``, or into one module or optimizer; return its other entries."""
+        """Read a file into the objects of ``state``, or into one module or optimizer; return the file's other
+        entries.
+        """
         held, states = super().load_checkpoint(path, weights_only), self.states(self)
         if isinstance(state, (nn.Module, Optimizer)):
             snapshots.into({"object": self._loaded(state)}, {"object": held}, strict, str(path), states)

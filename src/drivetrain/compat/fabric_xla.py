@@ -51,10 +51,6 @@ class _Replicas(fabric.Strategy):
         """Step ``optimizer``, and let the device execute the recorded operations."""
         return super().optimizer_step(optimizer, **kwargs)
 
-    def process_dataloader(self, dataloader: Any) -> Any:
-        """Return ``dataloader`` as torch_xla's ``MpDeviceLoader``, whose batches are on the device."""
-        return super().process_dataloader(dataloader)
-
     def all_reduce(self, output: Any, group: Any = None, reduce_op: Any = None) -> Any:
         """Return the reduction of ``output``, a tensor or a number, over the ranks; ``None``: the sum."""
         if not isinstance(output, Tensor):

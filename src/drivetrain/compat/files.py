@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import csv
-import importlib.util
 import io
 import os
 import time
@@ -20,7 +19,7 @@ from drivetrain import parity
 from drivetrain.base import files, yaml_text
 from drivetrain.base.packages import fsspec, yaml
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.errors import ConfigurationError, MissingPackageError, WrongTypeError
+from drivetrain.errors import ConfigurationError, WrongTypeError, check_installed
 
 CHECKPOINT_PAST_HPARAMS_KEYS = ("hparams", "module_arguments")
 """Keys of the hyperparameters in checkpoints of before 0.9."""
@@ -138,7 +137,8 @@ def load_hparams_from_yaml(config_yaml: str | Path, use_omegaconf: bool = True) 
     if not files.is_file(config_yaml):
         rank_zero_warn(f"There is no file {config_yaml}, so there are no hyperparameters.")
         return {}
-    loaded = _yaml().safe_load(files.read(config_yaml).decode())
+    check_installed("load_hparams_from_yaml", "yaml", install="pyyaml")
+    loaded = yaml.safe_load(files.read(config_yaml).decode())
     return dict(loaded or {})
 
 
@@ -189,12 +189,3 @@ def _check_folder(path: str | Path) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     if not files.is_remote(path) and not os.path.isdir(folder):
         raise NoFolderError(f"There is no folder {folder} to write {path} to. Make it first.")
-
-
-def _yaml() -> Any:
-    if importlib.util.find_spec("yaml") is None:
-        raise MissingPackageError(
-            "Hyperparameters as YAML need PyYAML, which is not installed. Run: pip install pyyaml"
-        )
-
-    return yaml

@@ -30,8 +30,7 @@ class ServedModule(ModuleType):
     def __init__(self, name: str, path: str) -> None:
         super().__init__(name, f"{name}, served by drivetrain.compat: see drivetrain/compat/served.txt.")
         self.__file__ = table.__file__
-        # A package without a folder to search: so ``from here import absent`` calls the finder, which explains the
-        # error.
+        # With an empty path, ``from here import absent`` asks the finder, which explains the error.
         self.__path__: list[str] = []
         self._compat_path = path
         if path in _VERSIONED:

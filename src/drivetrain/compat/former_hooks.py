@@ -1,4 +1,4 @@
-"""Hooks of earlier versions of Lightning, which are called no longer: what does their work now."""
+"""Hooks of earlier Lightning versions that are no longer called, and what replaces each."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ RENAMED = {
     "configure_sharded_model": ("configure_model", 0),
     "tbptt_split_batch": ("training_step", 2),
 }
-"""Hooks that are called no longer: what does their work, and how many arguments they were called with."""
+"""For each hook that is no longer called: its replacement, and the number of arguments that it had."""
 
 _STEP_END = ("training_step_end", "validation_step_end", "test_step_end")
-"""Hooks that only strategies with ``facts.earlier.step_ends`` call, with one argument; elsewhere the step does this."""
+"""Hooks that only strategies with ``facts.earlier.step_ends`` call, with one argument; under others the step replaces
+them."""
 
 GONE_FROM_CALLBACKS = {
     "on_batch_start": "on_train_batch_start",
@@ -39,7 +40,7 @@ GONE_FROM_CALLBACKS = {
     "on_init_end": "setup",
     "on_keyboard_interrupt": "on_exception",
 }
-"""The same for callbacks; these are warned of, because a callback may be written for several libraries."""
+"""The same for callbacks. They cause only a warning, because a callback may be written for several libraries."""
 
 
 def former_hooks(of_callbacks: bool) -> dict[str, str]:
@@ -48,7 +49,7 @@ def former_hooks(of_callbacks: bool) -> dict[str, str]:
 
 
 def check_not_defined(module: LightningModule, strategy: Strategy) -> None:
-    """Check that ``module`` defines no hook that is called no longer; let a former name replace the new one.
+    """Check that ``module`` defines no hook that is no longer called; call a hook that has its former name.
 
     Raises:
         HookError: it defines one.

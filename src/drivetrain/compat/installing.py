@@ -68,7 +68,7 @@ def uninstall() -> None:
 
 
 _LATEST_ONLY = frozenset({"early_iterators"})
-"""What "original" does not mean for the earlier generations: there a pass over a loader starts when it begins."""
+"""Switches that "original" leaves out for earlier generations: these started a pass over a loader when it began."""
 
 
 def _switches(numbers: str | Iterable[str], generation: str) -> list[str]:

@@ -21,7 +21,7 @@ _LOOP_METHODS = (
     "run", "reset", "setup_data", "on_run_start", "on_run_end", "teardown", "_evaluation_step", "_on_evaluation_start",
     "_on_evaluation_epoch_start", "_on_evaluation_epoch_end", "_on_evaluation_end", "_store_dataloader_outputs",
 )  # fmt: skip
-"""What a loop of Lightning's evaluations is made of, and nothing here calls."""
+"""Methods of Lightning's evaluation loop that drivetrain never calls."""
 
 
 class Counts(NamedTuple):
@@ -44,7 +44,7 @@ class Counts(NamedTuple):
 
 
 class ProgressView(NamedTuple):
-    """Counts over the complete run, and over the current epoch or pass, and whether its last item has begun."""
+    """Counts over the complete run, counts over the current epoch or pass, and whether its last batch has begun."""
 
     total: Counts
     current: Counts
@@ -108,7 +108,7 @@ class TrainingEpochView(_LoopView):
         return OptimizationView(self._trainer, by_hand=True)
 
     _batches_that_stepped: int = reads(
-        "_trainer.logger_step", "Private in name only: callbacks take it as the step of what they log themselves."
+        "_trainer.logger_step", "Despite its private name, callbacks read it as the step of values that they log."
     )
 
     @property
@@ -123,7 +123,7 @@ class OptimizationView:
 
     Lightning nests several objects around the number, ``optim_progress.optimizer.step.total.completed``; here each of
     these attributes is this object itself. Programs that call an optimizer without its wrapper write their own steps to
-    ``completed``: ``trainer.global_step``, the sum of the Trainer's and the module's steps, changes with it.
+    ``completed``: ``trainer.global_step``, the sum over both modes, changes with it.
     """
 
     def __init__(self, trainer: Trainer, by_hand: bool) -> None:
@@ -141,7 +141,7 @@ class OptimizationView:
     def completed(self, count: int) -> None:
         self._trainer.progress.count_steps(count - self.completed)
 
-    ready: int = reads("completed", "The same, because nothing lies between the begin and the end of a step here.")
+    ready: int = reads("completed", "The same number: nothing runs between the begin and the end of a step here.")
     optimizer_steps = ready
 
     @property
@@ -232,9 +232,9 @@ class EvaluationView(_LoopView):
         """
         if ignored := [member for member in _LOOP_METHODS if hasattr(self, member)]:
             raise NotSupportedError(
-                f"trainer.{name} was set to a {type(self).__name__}, which defines {', '.join(ignored)}. There are no "
-                "loop objects: only what prints the results is called of it. Write the rest in hooks of the module "
-                "or of a callback."
+                f"trainer.{name} was set to a {type(self).__name__}, which defines {', '.join(ignored)}. "
+                "drivetrain calls only the method of this object that prints the results. Write the rest in hooks of "
+                "the module or of a callback."
             )
 
     @property
@@ -264,14 +264,14 @@ class PredictionView(EvaluationView):
 
     predictions: list[Any] = reads(
         "_trainer.predictions.result",
-        "What the steps returned, in the host's memory; of several loaders a list for each.",
+        "The outputs of the steps, in the host's memory; with several loaders, one list per loader.",
     )
     epoch_batch_indices: list[list[list[int]]] = reads(
         "_trainer.predictions.batch_indices",
-        "For each loader, for each batch, the numbers of its samples; recorded for a prediction writer.",
+        "For each loader and batch, the indices of its samples; recorded only for a prediction writer.",
     )
     current_batch_indices: list[int] = reads(
-        "_trainer.predictions.current_batch_indices", "The numbers of the samples of the current batch."
+        "_trainer.predictions.current_batch_indices", "The sample indices of the current batch."
     )
 
 

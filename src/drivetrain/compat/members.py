@@ -1,4 +1,5 @@
-"""Members of Lightning's classes whose overrides are not called here: refused with a cure, or harmless.
+"""Members of Lightning's classes whose overrides drivetrain does not call: these overrides are errors with a cure, or
+harmless.
 
 The library calls every other member of a contract; the classes themselves define the contracts. The names are the names
 of Lightning 2.6, including private ones that subclasses override; for strategies those of ``Strategy``,
@@ -38,10 +39,10 @@ TABLES = {
     )
     for contract, kind in _FILE["kind"].items()
 }
-"""By the name of the contract. What is not in here is called, or is no member."""
+"""By contract. Every other member of a contract is called."""
 
 TRAINER_ONLY = names("only a Trainer calls")
-"""By the name of the contract, members that belong to the run of a Trainer: a loop on an Engine calls none of them."""
+"""By contract, members that only a Trainer calls; a loop on an Engine calls none of them."""
 
 _FOR_BOTH = {
     "Strategy": "Override setup_module(module) and the verbs of a step for both.",
@@ -49,7 +50,7 @@ _FOR_BOTH = {
 }
 
 ENGINE_ONLY = frozenset({"convert_output"})
-"""Members of a precision that belong to a module that an Engine has set up: a Trainer does not call them."""
+"""Members of a precision for modules that an Engine has set up: a Trainer does not call them."""
 
 
 def check_members(cls: type) -> None:
@@ -86,10 +87,10 @@ def warn_of_uncalled(cls: type, contract: str, caller: str) -> None:
 # ---- private methods of callbacks ------------------------------------------------------------------------------------
 
 UNCALLED = names("never called")
-"""By class, what drivetrain's never calls."""
+"""By callback, the private methods that drivetrain's class never calls."""
 
 INSTEAD = {owner: tuple(found.split()) for owner, found in _FILE["called"].items()}
-"""By class, what is called beside its hooks where a program overrides it."""
+"""By callback, the methods besides hooks that are called if a program overrides them."""
 
 
 def _warn_of_callback(cls: type) -> None:

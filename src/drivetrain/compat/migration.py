@@ -67,14 +67,14 @@ def _pl_migrate_checkpoint(checkpoint: dict[str, Any], checkpoint_path: Any = No
 class pl_legacy_patch:
     """Context in which ``torch.load`` and ``pickle`` find the names in checkpoints of Lightning 1.x.
 
-    These names are functions that later versions do not have. Other names are always found.
+    These names are functions that later versions lack. Other names are found without this context.
     """
 
     _lock = threading.Lock()
 
     def __enter__(self) -> pl_legacy_patch:
         self._lock.acquire()
-        holder = ModuleType("argparse_utils", "Where checkpoints of before 1.3 look for a default of --gpus.")
+        holder = ModuleType("argparse_utils", "Checkpoints from before 1.3 look here for a default of --gpus.")
         holder._gpus_arg_default = _default_of_gpus  # type: ignore[attr-defined]
         self._modules = [f"{root}.utilities.{name}" for root in _ROOTS for name in ("argparse", "argparse_utils")]
         self._before = {name: sys.modules.get(name) for name in self._modules}
@@ -126,7 +126,7 @@ def _upgrade(file: Path, location: str | None) -> None:
     with pl_legacy_patch():
         checkpoint = store.load_checkpoint(file, location)
     if _KEY not in checkpoint:
-        sys.exit(f"{file} says no version of Lightning, so it is no checkpoint of a Trainer. Leave it out.")
+        sys.exit(f"{file} contains no version of Lightning, so it is not a checkpoint of a Trainer. Leave it out.")
     kept = file.with_suffix(".bak")
     if not kept.exists():  # an earlier upgrade has kept the original file
         shutil.copyfile(file, kept)

@@ -39,7 +39,7 @@ MISSING: dict[str, dict[str, str]] = {
         "instantiate_module": "Write instantiate_class.",
     },
 }
-"""By package and name, what to write instead; "" if nothing does its work yet."""
+"""By package and name, what to write instead; "" if drivetrain has no replacement yet."""
 
 _WRITE = {
     "max_epochs=...": ("epochs", "num_epochs", "n_epochs", "max_nb_epochs", "num_train_epochs"),
@@ -77,7 +77,7 @@ _WRITE = {
     "ModelCheckpoint(every_n_train_steps=...) in callbacks": ("save_steps",),
     "ModelCheckpoint(save_top_k=...) in callbacks": ("save_total_limit",),
 }
-"""By what to write in the Trainer's arguments, the names that Lightning once had for it, or another trainer has."""
+"""For each replacement in the Trainer's arguments, the names of earlier Lightning versions and of other trainers."""
 
 ARGUMENTS = {
     **{name: f"Write {new} instead." for new, names in _WRITE.items() for name in names},
@@ -111,7 +111,7 @@ ARGUMENTS = {
     "prepare_data_per_node": "Write self.prepare_data_per_node = ... in the module's or datamodule's __init__ instead.",
     "ipus": "There is no accelerator for IPUs. Write one as docs/own_accelerator.md shows, and pass it.",
     "hpus": "There is no accelerator for HPUs. Write one as docs/own_accelerator.md shows, and pass it.",
-    "amp_level": "Leave it out: precision=... says all.",
+    "amp_level": "Leave it out: precision=... is enough.",
     "log_gpu_memory": "Use the DeviceStatsMonitor callback instead.",
     "process_position": "Pass a progress bar in callbacks instead.",
     "early_stop_callback": "Pass an EarlyStopping in callbacks instead.",
@@ -130,7 +130,7 @@ ARGUMENTS = {
     ),
     **dict.fromkeys(
         ("batch_size", "per_device_train_batch_size", "dataloader_num_workers", "num_workers"),
-        "Give it to the DataLoader that trainer.fit gets instead.",
+        "Pass it to the DataLoader of trainer.fit instead.",
     ),
 }
 """By name of an argument that the Trainer does not have, what to write instead."""

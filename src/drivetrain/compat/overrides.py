@@ -47,14 +47,14 @@ class Members:
         own = overridden_members(cls)
         for name in sorted(own.keys() & self.refused.keys()):
             raise ConfigurationError(
-                f"{own[name].__name__} overrides {name}, which is never called here, and without it this {self.kind} "
-                f"would do something else than it says. {self.refused[name]}"
+                f"{own[name].__name__} overrides {name}, which is never called here, so this {self.kind} "
+                f"would not do what it is written for. {self.refused[name]}"
             )
         base = own_base(cls)
         extends_contract = base.__name__ == self.contract
         if self.needed and extends_contract and "__init__" not in own and not _public(own) & {*dir(base)}:
             near = next(near_misses(cls, base, members_of(base), alike=0.8, values=True), None)
-            cure = self.needed if near is None else f"Is {near[0]} meant as {near[1]}? Rename it."
+            cure = self.needed if near is None else f"Did you mean {near[1]} by {near[0]}? Rename it."
             raise ConfigurationError(f"{cls.__name__} overrides nothing of {base.__name__}. {cure}")
         warn_once(cls, self.harmless, "which is not called here and not needed.")
 

@@ -147,7 +147,7 @@ def clean_namespace(hparams: MutableMapping[str, Any]) -> None:
 
 
 def lightning_hasattr(model: Any, attribute: str) -> bool:
-    """Return whether the module, its ``hparams`` or its data module's has ``attribute``."""
+    """Return whether the module, its ``hparams`` or its data module's ``hparams`` has ``attribute``."""
     return bool(_holders(model, attribute))
 
 

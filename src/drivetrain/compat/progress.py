@@ -27,12 +27,12 @@ class Tqdm(tqdm):  # type: ignore[type-arg]  # only the stubs have a type argume
 
 
 def convert_inf(x: float | None) -> float | None:
-    """Return ``x``, or ``None`` if it is infinite or NaN: tqdm has no other form for an unknown total."""
+    """Return ``x``, or ``None``, tqdm's form of an unknown total, if it is infinite or NaN."""
     return x if x is not None and math.isfinite(x) else None
 
 
 def get_standard_metrics(trainer: Trainer) -> dict[str, int | str]:
-    """Return the values beside logged ones in a bar: the version of the logger, or of each of several."""
+    """Return the values that a bar shows beside logged ones: the versions of the loggers."""
     versions: list[Any] = [logger.version for logger in trainer.loggers]
     version = versions[0] if len(versions) == 1 else "_".join(dict.fromkeys(map(str, versions)))
     if version in (None, ""):

@@ -17,7 +17,7 @@ R = TypeVar("R")
 class _RankZeroOnly:
     """A decorator: the function runs on global rank 0; elsewhere it returns ``default``.
 
-    ``rank_zero_only.rank`` can be read, and set by a program whose rank is not in the environment.
+    A program whose rank is not in the environment may set ``rank_zero_only.rank``.
     """
 
     def __init__(self) -> None:

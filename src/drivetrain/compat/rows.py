@@ -9,9 +9,9 @@ begins with "#" is a comment::
     fabric.accelerators.{cpu:CPUAccelerator cuda:CUDAAccelerator} .accelerators
 
 The second row provides our ``Engine`` as ``Fabric``. A module of ours without names provides its ``__all__``; one that
-begins with a dot is below ``drivetrain``. The third line stands for two rows: each provides the names that our package
-``loggers`` has from its file of that name. So does the fourth, and each of its rows provides the one name after its
-colon. Other signs: "-" is the path of the top-level package, "*" as a source means the sources of all modules directly
+begins with a dot is below ``drivetrain``. The third line abbreviates two rows: each provides the names that our package
+``loggers`` has from its file of that name. So does the fourth; each of its rows provides only the name after the colon.
+Other signs: "-" is the path of the top-level package, "*" as a source means the sources of all modules directly
 below the row's, and "=path" those of another row, in this table or in ``later``; "=" alone means the same path in
 ``later``. A row whose path begins with "*" is only referred to by others, and is not a module.
 """

@@ -44,8 +44,7 @@ class DistributedSamplerWrapper(DistributedSampler[Any]):
     Args:
         sampler: the sampler to distribute; it must have a length.
         args, kwargs: arguments of torch's ``DistributedSampler``, after its dataset: ``num_replicas``, ``rank``,
-            ``drop_last``, and ``shuffle=False``; without the latter, the order that the sampler has drawn is shuffled
-            once more.
+            ``drop_last``, and ``shuffle=False``; without ``shuffle=False``, the sampler's order is shuffled once more.
     """
 
     def __init__(self, sampler: Iterable[Any], *args: Any, **kwargs: Any) -> None:
@@ -99,7 +98,8 @@ class UnrepeatedDistributedSamplerWrapper(DistributedSamplerWrapper, UnrepeatedD
 
 
 def prepare_for_backward(model: DistributedDataParallel, output: Any) -> None:
-    """Let DDP average the gradients of the next backward pass, although it did not begin in its ``forward``.
+    """Let DDP average the gradients of the next backward pass, although the forward pass did not call DDP's
+    ``forward``.
 
     Args:
         model: the wrapper.

@@ -29,7 +29,7 @@ def reset_seed() -> None:
 
 @contextmanager
 def isolate_rng(include_cuda: bool = True) -> Iterator[None]:
-    """Do :func:`drivetrain.base.seed.isolate_rng`, which always includes the device's generator."""
+    """Call :func:`drivetrain.base.seed.isolate_rng`, which always includes the device's generator."""
     with _seed.isolate_rng():
         yield
 

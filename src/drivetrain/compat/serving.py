@@ -20,7 +20,7 @@ _Converters = dict[str, Callable[[Any], Any]]
 
 
 class ServableModule(ABC, nn.Module):
-    """A module that answers requests; derive from it beside LightningModule."""
+    """Second base class of a LightningModule that answers requests."""
 
     @abstractmethod
     def configure_payload(self) -> dict[str, Any]:
@@ -28,8 +28,8 @@ class ServableModule(ABC, nn.Module):
 
     @abstractmethod
     def configure_serialization(self) -> tuple[_Converters, _Converters]:
-        """Return the functions that make an argument of ``serve_step`` from JSON's data, by the argument's name, and
-        those that make JSON's data from an output, by the output's name.
+        """Return two dictionaries of functions: by argument of ``serve_step``, from JSON's data to the argument; by
+        output, from the output to JSON's data.
         """
 
     @abstractmethod
@@ -131,5 +131,5 @@ def _answer(module: ServableModule, payload: dict[str, Any]) -> Response:
         inputs, outputs = module.configure_serialization()
         found: Any = module.serve_step(**body | {key: convert(body[key]) for key, convert in inputs.items()})
         return Response(200, json.dumps(found | {key: convert(found[key]) for key, convert in outputs.items()}))
-    except Exception as error:  # a server answers so, and goes on
+    except Exception as error:  # a server returns this answer, and continues
         return Response(500, f"{type(error).__name__}: {error}")

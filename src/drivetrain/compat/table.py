@@ -59,7 +59,7 @@ GENERATIONS = {
     "1.1": Table("1.1.0", _ONE_ROOT, "legacy/v1_1", _ONE_NAME, later="legacy/v1_3"),
     "1.3": Table("1.3.8", _ONE_ROOT, "legacy/v1_3", _ONE_NAME),
 }
-"""The tables of earlier generations."""
+"""The tables of earlier generations, by name."""
 
 _in_use = [LATEST]
 

@@ -67,14 +67,14 @@ def _materialize(module: nn.Module, device: torch.device | str | int) -> None:
     reset: Any = getattr(module, "reset_parameters", None)
     if not callable(reset):
         raise TypeError(
-            f"{type(module).__name__} has parameters on the meta device, and no reset_parameters() that gives them "
-            "first values. Define it."
+            f"{type(module).__name__} has parameters on the meta device, and no reset_parameters() that initialises "
+            "them. Define it."
         )
     reset()
 
 
 def _materialize_meta_tensors(module: nn.Module, device: torch.device | str | int) -> None:
-    """Do :func:`_materialize` for each layer in ``module`` with a tensor on the meta device."""
+    """Call :func:`_materialize` for each layer in ``module`` with a tensor on the meta device."""
     for each in module.modules():
         if _has_meta_device_parameters_or_buffers(each, recurse=False):
             _materialize(each, device)

@@ -149,12 +149,7 @@ class Engine(StateFiles):
 
     # ---- parts ---------------------------------------------------------------------------------------------------
 
-    @property
-    def accelerator(self) -> Accelerator:
-        """The accelerator."""
-        assert self.strategy.accelerator is not None  # set by the constructor
-        return self.strategy.accelerator
-
+    accelerator: Accelerator = reads("strategy.accelerator", "The accelerator.")
     precision: Precision = reads("strategy.precision_plugin", "The numeric precision.")
     device: torch.device = reads("strategy.root_device", "The device this process computes on.")
 

@@ -73,10 +73,10 @@ def first_logger(loggers: list[Logger]) -> Logger:
 
 
 def loggable(metrics: Mapping[str, Any]) -> Collection[Any]:
-    """Return the values of ``metrics``, arrays as the number that they hold.
+    """Return the values of ``metrics``; a numpy array of one element becomes a number.
 
     Raises:
-        UnloggableError: a value is a tensor or an array with another number of elements than one, or a list of numbers.
+        UnloggableError: a value is a list of numbers, or a tensor or array that has not exactly one element.
     """
     for name, value in metrics.items():
         is_list = isinstance(value, (list, tuple)) and all(isinstance(each, (Number, Tensor)) for each in value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -163,38 +164,32 @@ def _restore(
     because only the precision can detect that its state is damaged, and again after them, as in a Trainer.
     """
     late = (Precision, Optimizer, nn.Module)
-    undo: list[tuple[Any, Any]] = []
     names = sorted(pairs, key=lambda name: [isinstance(pairs[name][0], kind) for kind in reversed(late)])
-    for name in (*names, *(name for name in names if isinstance(pairs[name][0], Precision))):
-        target, value = pairs[name]
-        try:
-            if not isinstance(target, late):
-                undo.append((target, copy.deepcopy(target.state_dict())))
-            with restoring(f"{name} ({type(target).__name__})"):
-                if isinstance(target, nn.Module) and states.loads_modules:
-                    states.load_module_state(original(target), value, strict)
-                elif isinstance(target, nn.Module):
-                    target.load_state_dict(value, strict=strict)
-                elif isinstance(target, Optimizer) and states.loads_optimizers:
-                    states.load_optimizer_state(unwrapped(target), value)
-                elif isinstance(target, Precision):
-                    target.load_state_dict(value, *of_precision)
-                else:
-                    target.load_state_dict(value)
-        except CheckpointError:
-            _undo(undo)
-            raise
-        except Exception as error:
-            _undo(undo)
-            raise CheckpointError(
-                f"{path}: {name} could not be restored into a {type(target).__name__}: {error!r}. "
-                "Build everything as it was when it was saved."
-            ) from error
-
-
-def _undo(undo: list[tuple[Any, Any]]) -> None:
-    for target, before in reversed(undo):
-        target.load_state_dict(before)
+    with ExitStack() as undo:
+        for name in (*names, *(name for name in names if isinstance(pairs[name][0], Precision))):
+            target, value = pairs[name]
+            try:
+                if not isinstance(target, late):
+                    undo.callback(target.load_state_dict, copy.deepcopy(target.state_dict()))
+                with restoring(f"{name} ({type(target).__name__})"):
+                    if isinstance(target, nn.Module) and states.loads_modules:
+                        states.load_module_state(original(target), value, strict)
+                    elif isinstance(target, nn.Module):
+                        target.load_state_dict(value, strict=strict)
+                    elif isinstance(target, Optimizer) and states.loads_optimizers:
+                        states.load_optimizer_state(unwrapped(target), value)
+                    elif isinstance(target, Precision):
+                        target.load_state_dict(value, *of_precision)
+                    else:
+                        target.load_state_dict(value)
+            except CheckpointError:
+                raise
+            except Exception as error:
+                raise CheckpointError(
+                    f"{path}: {name} could not be restored into a {type(target).__name__}: {error!r}. "
+                    "Build everything as it was when it was saved."
+                ) from error
+        undo.pop_all()
 
 
 def _check_groups(optimizer: Optimizer, state: Any, where: str) -> None:

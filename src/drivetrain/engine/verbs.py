@@ -45,11 +45,11 @@ class Verbs:
     Attributes:
         backward: the strategy's method, called with a loss and ``None``; ``None`` if ``loss.backward()`` is enough.
         batch_to_device: the strategy's method; ``None`` if it is not overridden.
-        modules: each module that was set up, with the strategy's wrapper, while that is referenced.
+        modules: each module that was set up, with a weak reference to the strategy's wrapper of it.
     """
 
     takes_prepared = False
-    """Whether the strategy's methods get modules as it prepared them, ``backward`` too; else as the user wrote them."""
+    """Whether the strategy's methods, ``backward`` included, get its prepared modules; otherwise the user's modules."""
 
     backward: Callable[..., Any] | None
     batch_to_device: Callable[..., Any] | None
@@ -84,7 +84,7 @@ class Verbs:
             handle.bind(self._known_step(plain), self._zero_grad(plain))
 
     def start_store(self) -> None:
-        """Start the process that writes in the background, so that what is wrong with it is logged before training."""
+        """Start the process that writes in the background, so that its problems are logged before training."""
         if (background := background_of(self.strategy.checkpoint_io)) is not None:
             background.start()
 
@@ -140,8 +140,8 @@ class Verbs:
         return lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs)
 
     def _known_step(self, optimizer: Optimizer) -> TakeStep | None:
-        """Return :meth:`_take_step`; if the loss is scaled, the result also tells :meth:`_refuse_direct_step` that it
-        is running.
+        """Return the result of :meth:`_take_step`; if the loss is scaled, it sets ``_steps_through_handle`` while it
+        runs, for :meth:`_refuse_direct_step`.
         """
         step = self._take_step(optimizer)
         if step is None or not self.strategy.precision_plugin.scales_loss:

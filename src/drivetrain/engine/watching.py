@@ -65,7 +65,7 @@ def join(strategy: Any, starts_elsewhere: bool) -> Sheet | None:
         return sheet
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store outlives a restart of the ranks
     key = f"drivetrain/board/{restart}/{strategy.node_rank}"
-    with suppress(RuntimeError, OSError, ValueError):  # a run must not fail because of watching
+    with suppress(RuntimeError, OSError, ValueError):  # a failure to watch must not end the run
         if strategy.local_rank == 0:
             try:
                 sheet = sheet or _make(strategy)

@@ -413,7 +413,7 @@ class EngineLoader:
         self._passes = passes
 
     def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]  # without a length, that is the error to see
+        return len(self._loader)  # type: ignore[arg-type]  # without a length, Python's own error is right
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_loader", "_source", "_seeds", "_device", "_mover", "_pins", "_passes"):

@@ -17,10 +17,10 @@ class Ending:
     """When the launching process kills the ranks that still run.
 
     Args:
-        board: the board of this machine's ranks; ``None``: there is none.
+        board: the board of this machine's ranks; ``None``: there is no board.
         stop_timeout_s: seconds for the ranks to save.
-        echo_s: seconds to wait, after a rank that only lost its connection has failed, for the report of the rank that
-            caused the failure.
+        echo_s: seconds to wait after the first failure. That rank may only have lost its connection, and the rank that
+            caused the failure reports within this time.
         clock: a monotonic clock, in seconds.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Whether this process can be forked: a forked process has the memory, but neither the threads nor the devices."""
+"""Check that this process can be forked: a forked process has its memory, but neither its threads nor its devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_fork(threads: int | None, timeout_s: float) -> None:
             threads hangs forever.
 
     Raises:
-        ConfigurationError: it cannot.
+        ConfigurationError: a forked process cannot compute.
     """
     current = torch.accelerator.current_accelerator()
     if current is not None and getattr(torch.get_device_module(current), "is_initialized", bool)():

@@ -62,7 +62,7 @@ class ProcessState:
         )
 
     def apply(self, ranks: Mapping[str, str]) -> None:
-        """Apply the state to this process, with ``ranks``, the variables with its rank."""
+        """Apply the state to this process, and set ``ranks``, the environment variables with its rank."""
         os.environ.update({**self.environ, **ranks})
         torch.manual_seed(self.seed)
         set_rng_state(self.rng)

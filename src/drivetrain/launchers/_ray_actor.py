@@ -167,8 +167,8 @@ def _opened(call: bytes) -> child.Call:
         opened: child.Call = pickle.loads(call)
     except ImportError as error:
         raise ConfigurationError(
-            f"What the launching process has sent needs a module that this machine does not find: {error}. Install it "
-            'there, or send the folder along: ray.init(runtime_env={"working_dir": "."}) before the launch.'
+            f"The launching process has sent objects that need a module which this machine does not find: {error}. "
+            'Install it there, or send the folder, too: ray.init(runtime_env={"working_dir": "."}) before the launch.'
         ) from error
     return opened
 
@@ -179,7 +179,7 @@ def _ended(error: BaseException) -> Ended:
         summary = "ended before its function returned; what it wrote stands above."
         return Ended(Failure(time.monotonic(), summary, "Return in place of calling sys.exit()."), code)
     failure = child.failure_of(error)
-    with suppress(Exception):  # otherwise the exception would keep its state from pickling
-        # the exception's class may be defined in the program's own file
+    with suppress(Exception):  # an exception that cannot be pickled stays a text
+        # cloudpickle, because the exception's class may be defined in the program's own file
         failure = replace(failure, exception=cloudpickle.dumps(error))
     return Ended(failure, 1)

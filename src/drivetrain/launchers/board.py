@@ -1,8 +1,9 @@
-"""What a rank shows to the process that watches it: integers in shared memory, and a report of its failure.
+"""The board on which a rank shows its progress to the process that watches it: integers in shared memory, and files.
 
-The integers are the loops' own slot, so that they add no call to a step. The files are in a folder that only this user
-may enter. The launching process creates the folder before the ranks start and removes it after they have ended; if
-another launcher has started the ranks, local rank 0 creates it, and the watcher that rank 0 starts removes it.
+The loops write their progress into these integers anyway, so watching adds no call to a step. The files are in a folder
+that only this user may enter. The launching process creates the folder before the ranks start and removes it after they
+have ended; if another launcher has started the ranks, local rank 0 creates it, and the watcher that rank 0 starts
+removes it.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ from drivetrain.base.supplied import supplied
 from drivetrain.launchers.folder import DESCRIPTION, HELD, hold, keep_sockets_in
 
 BOARD = "DRIVETRAIN_BOARD"
-"""The variable that names the folder to a rank, which removes it: programs that it starts must not inherit it."""
+"""The environment variable with the board's folder. A rank reads and removes the variable, so that programs that the
+rank starts do not inherit it."""
 
 PHASE, BATCHES, STEP, STORING, SHOWN, SAVING, SAVES, STALL, PID, NAMESPACE, ENGINE = range(11)
-"""Which integer is which: the phase; batches begun; optimizer steps; how many saves it waits for, of which one may be
-part of another; whether a run has begun; whether it saves after a failure; whether it would; in a run of several
-processes, milliseconds without progress after which there is a message, else 0; the process; the namespace in which
-this is its number; whether the program drives an Engine."""
+"""Indices of a rank's integers: the phase; batches begun; optimizer steps; running saves for which the rank waits;
+whether a run has begun; whether the rank saves because of a failure; whether it would; milliseconds without progress
+before a report, or 0 in a run with one process; the process id; the namespace of this id; whether the program uses an
+Engine."""
 
 FOLDER = "drivetrain-"
-"""How the name of a board's folder begins."""
+"""The prefix of the name of a board's folder."""
 
 SAVE_BEGINS_S = 5.0
-"""Seconds that a rank which saves after a failure has to begin with it, when another has failed."""
+"""Seconds after another rank's failure within which a rank must begin to save."""
 
 _RUN = "run"
 _WORDS = 16
@@ -62,11 +64,11 @@ class Sheet:
             self.words: Any = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
         self.words[PID], self.words[NAMESPACE] = os.getpid(), _namespace()
         if not faulthandler.is_enabled():
-            self._stacks = open(folder / f"{local_rank}.stacks", "w")  # noqa: SIM115  it is written to by a dying process
+            self._stacks = open(folder / f"{local_rank}.stacks", "w")  # noqa: SIM115  a dying process writes to it
             faulthandler.enable(self._stacks)
 
     def forget_failure(self) -> None:
-        """Remove the report of an earlier run's failure, which the program has survived."""
+        """Remove the report of an earlier run's failure: the program has caught that exception."""
         for kind in ("failure", "collective"):
             (self.folder / f"{self.local_rank}.{kind}").unlink(missing_ok=True)
 
@@ -75,12 +77,12 @@ class Sheet:
         (self.folder / _RUN).write_text(os.path.abspath(path))
 
     def note_collective(self, text: str) -> None:
-        """Write in or after which collective this rank has failed, for the report."""
+        """Write the collective in or after which this rank has failed, for the report: "in ..." or "after ..."."""
         (self.folder / f"{self.local_rank}.collective").write_text(text)
 
 
 def _namespace() -> int:
-    """Return the id of the process namespace, as containers have; 0 if there are none."""
+    """Return the id of this process's PID namespace, of which each container has one; 0 if the system has none."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -97,7 +99,7 @@ def join_board(folder: Path, local_rank: int) -> Sheet:
 
 
 def leave_board() -> None:
-    """Forget the sheet: this process is a copy of a rank, and must not write what the rank does."""
+    """Forget the sheet in a forked copy of a rank: only the rank itself writes to it."""
     os.environ.pop(BOARD, None)
     _own.clear()
 
@@ -156,11 +158,11 @@ class Board:
         return self._text(_RUN)
 
     def words(self, local_rank: int) -> Sequence[int]:
-        """Return the integers of a rank, dead or alive, even after the temporary folder was cleaned."""
+        """Return the integers of a rank, even if the rank is dead or the folder was removed."""
         return tuple(self._slots[local_rank])
 
     def pid(self, local_rank: int) -> int:
-        """Return the process id of a rank; 0: it has not begun, or runs in its own container."""
+        """Return the process id of a rank; 0: the rank has not begun, or runs in another container."""
         words = self.words(local_rank)
         return words[PID] if words[NAMESPACE] == _namespace() else 0
 
@@ -187,7 +189,7 @@ class Board:
         return bool(words[SHOWN] and words[PHASE])
 
     def note_collective(self, local_rank: int, text: str) -> None:
-        """Write in which collective a rank waits, for the report."""
+        """Write the collective in which a rank waits, for the report."""
         (self.folder / f"{local_rank}.collective").write_text(text)
 
     def stacks(self, local_rank: int) -> str:

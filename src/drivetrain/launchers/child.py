@@ -1,4 +1,4 @@
-"""A started process: it applies its state, calls the function, and reports.
+"""Run in a started process: apply the launching process's state, call the function, and report its result.
 
 Reports are files in a folder that only this user may enter. One process of the job writes them and another reads them,
 so unpickling them is as safe as the program itself.
@@ -92,7 +92,7 @@ class _ByValue(ForkingPickler):
 
 
 class _Trail(pickle._Pickler):
-    """A Python pickler without output, which records the path of objects: ``held`` ends at the object that could not be
+    """A Python pickler without output. After an exception, ``held`` is the path of objects to the one that could not be
     pickled.
     """
 
@@ -161,7 +161,10 @@ def _check_main(obj: Any) -> None:
 
 
 def by_value(tensor: torch.Tensor, memories: dict[tuple[int, torch.dtype], torch.TypedStorage]) -> tuple[Any, ...]:
-    """Return how to pickle ``tensor`` by value; ``memories`` are the storages that were already written, for views."""
+    """Return ``tensor.__reduce_ex__()`` with the data by value.
+
+    ``memories`` contains the storages that were already pickled, so that views of one storage stay views.
+    """
     make, arguments, *rest = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
     if arguments and isinstance(arguments[0], torch.TypedStorage):
         memory, *others = arguments
@@ -191,7 +194,7 @@ Call = tuple[Any, tuple[Any, ...], Mapping[str, Any]]
 
 
 def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
-    """Run a started process. The process ends with exit code 1 if the function raises."""
+    """Call the function in a started process, which ends with exit code 1 if the function raises."""
     if sys.platform == "linux":
         torch_private.signal_at_parents_end(signal.SIGKILL)  # the process must not outlive the launching process
         launcher = multiprocessing.parent_process()
@@ -245,14 +248,14 @@ def write_result(folder: Path, result: Any) -> None:
             container.write(result, stream, pickle.HIGHEST_PROTOCOL)
     except (pickle.PickleError, AttributeError, TypeError, RuntimeError) as error:
         raise ConfigurationError(
-            f"The result of rank 0 cannot be pickled, so the launching process cannot have it: {error}"
+            f"The result of rank 0 cannot be pickled, so the launching process cannot return it: {error}"
             f"{_holder(result)}. Return plain data and tensors."
         ) from error
 
 
 def read_result(folder: Path) -> Any:
     """Return the function's result from the first process; its tensors are in host memory."""
-    # the variable protects against files of others; this program wrote the file itself
+    # the variable protects against other people's files; this program wrote the file itself
     forced = os.environ.pop(_PLAIN_DATA_ONLY, None)
     try:
         return torch.load(folder / "0.result", map_location="cpu", weights_only=False)
@@ -262,7 +265,7 @@ def read_result(folder: Path) -> Any:
 
 
 def has_finished(folder: Path, local_rank: int) -> bool:
-    """Whether the function has returned in that process."""
+    """Whether the function has returned in the process with this local rank."""
     return (folder / f"{local_rank}.result").exists()
 
 
@@ -290,7 +293,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def follows(error: BaseException | None) -> bool:
-    """Whether ``error`` follows from another rank's failure: it is a broken exchange, or a report of that rank."""
+    """Whether ``error`` follows from another rank's failure: a connection broke, or it reports that failure."""
     declared = (PeerError, *([torch.distributed.DistError] if hasattr(torch.distributed, "DistError") else []))
     while error is not None:
         broken = any(words in text_of(error) for words in ("closed by peer", "reset by peer", "gloo"))

@@ -1,4 +1,4 @@
-"""The report of a process on its failure, for the process that watches it. This file is imported without torch."""
+"""A process's report on its own failure, for the process that watches it. This file is imported without torch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Failure:
 
 
 def read_failure(folder: Path, local_rank: int) -> Failure | None:
-    """Return that process's failure; ``None`` if it could not write one."""
+    """Return the failure of the process with this local rank; ``None`` if it has written none."""
     try:
         failure: Failure = pickle.loads((folder / f"{local_rank}.failure").read_bytes())
     except FileNotFoundError:
@@ -64,5 +64,5 @@ def read_failure(folder: Path, local_rank: int) -> Failure | None:
 
 
 def first_of(failures: Mapping[int, Failure]) -> int:
-    """Return which of these ranks failed first, apart from failures that another rank caused."""
+    """Return the rank that failed first; failures that another rank caused count last."""
     return min(failures, key=lambda rank: (failures[rank].follows, failures[rank].when))

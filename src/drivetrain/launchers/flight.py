@@ -1,4 +1,4 @@
-"""Read traces of torch's Flight Recorder, its record of collectives: which ranks wait in which, and which are missing.
+"""Read traces of torch's Flight Recorder, its record of collectives: which ranks wait in one, and which are missing.
 
 torch records collectives by default, also for Gloo. A trace is torch's JSON; the members of each group are added,
 because torch sometimes leaves them out. This file reads traces without torch.
@@ -35,7 +35,7 @@ class Collective:
         name: the operation, such as "gloo:all_reduce".
         shapes: the shapes of its inputs.
         since: when the collective began, in seconds of the machine's clock.
-        between_two: whether the operation is a send or a receive, for which the trace does not name the other rank.
+        between_two: whether the operation is a send or a receive; the trace does not contain the other rank then.
     """
 
     group: str
@@ -72,15 +72,13 @@ def taken() -> bytes:
 
 def waits_in(trace: Trace | None) -> Collective | None:
     """Return the oldest unfinished collective of this rank; ``None`` if there is none."""
-    active = [each for each in (trace or {}).get("entries", ()) if not each["retired"]]
+    active = [each for each in _entries(trace) if not each["retired"]]
     return _collective(min(active, key=lambda each: int(each["time_created_ns"]))) if active else None
 
 
 def last(trace: Trace | None, group: str | None = None) -> Collective | None:
     """Return this rank's most recent collective, optionally of one group; ``None`` if there was none."""
-    entries = [each for each in (trace or {}).get("entries", ()) if group in (None, each["process_group"][0])]
-    if group is not None:
-        entries = [each for each in entries if not each["is_p2p"]]
+    entries = _entries(trace, group)
     return _collective(max(entries, key=lambda each: int(each["time_created_ns"]))) if entries else None
 
 
@@ -90,7 +88,7 @@ def missing(collective: Collective, trace: Trace, traces: Mapping[int, Trace | N
     Args:
         collective: a collective in which a rank waits.
         trace: the trace of this rank.
-        traces: the traces of the ranks by their numbers; ``None``: that rank has given none.
+        traces: the trace of each rank of this machine; ``None``: the rank has not answered.
     """
     found: dict[int, str] = {}
     if collective.between_two:
@@ -111,9 +109,10 @@ def _absence(collective: Collective, other: Trace) -> str:
         return "has begun no collective of this group"
     if reached.number < collective.number:
         return f"has not come to it: its last one there was {reached}"
-    same = _numbered(other, collective.group, collective.number)
-    if same is None:  # torch has dropped the record of a collective so long ago
+    found = [each for each in _entries(other, collective.group) if each["collective_seq_id"] == collective.number]
+    if not found:  # torch has dropped the record of a collective so long ago
         return ""
+    same = _collective(found[0])
     if same.name != collective.name:
         return f"has called another: {same}"
     if same.shapes != collective.shapes and collective.name.endswith(_SAME_SHAPES):
@@ -121,11 +120,10 @@ def _absence(collective: Collective, other: Trace) -> str:
     return ""
 
 
-def _numbered(trace: Trace, group: str, number: int) -> Collective | None:
-    for each in trace["entries"]:
-        if each["process_group"][0] == group and each["collective_seq_id"] == number and not each["is_p2p"]:
-            return _collective(each)
-    return None
+def _entries(trace: Trace | None, group: str | None = None) -> list[Any]:
+    """Return the entries of a trace; for a group, only its collectives, without sends and receives."""
+    found = (trace or {}).get("entries", ())
+    return [each for each in found if group is None or (each["process_group"][0] == group and not each["is_p2p"])]
 
 
 def _listed(collective: Collective) -> str:

@@ -1,4 +1,4 @@
-"""The folder in which a job's processes report to the launching process; it is removed even if that is killed."""
+"""The folder in which a job's processes report; it is removed even if the launching process is killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if sys.platform != "win32":
     import fcntl
 
 DESCRIPTION, HELD = "board.json", "held"
-"""The file in which a folder is described, and its entry which says that the processes of the job hold the folder."""
+"""The file that describes a folder, and its entry that is true if the processes of the job lock the folder."""
 
 _NAMES = re.compile(r"drivetrain-[a-z0-9_]{8,12}")
 _SHELL = "/bin/sh"
@@ -51,12 +51,12 @@ def job_folder() -> Iterator[Path]:
             os.close(held)
         shutil.rmtree(folder, ignore_errors=True)
         if remover is not None:
-            with suppress(OSError):  # it was killed
+            with suppress(OSError):  # the shell was killed
                 remover.communicate(b"\n")
 
 
 def hold(folder: Path) -> int | None:
-    """Lock ``folder`` while this process or a forked process lives; return an object to close to release the lock.
+    """Lock ``folder`` while this process or a forked process lives; return the file descriptor that holds the lock.
 
     The lock shows :func:`sweep` that the job runs; process ids would be ambiguous across machines and containers.
     Cleaners of temporary folders that respect locks, such as systemd-tmpfiles, do not remove the folder.
@@ -98,7 +98,7 @@ def _remove_if_left(folder: Path) -> None:
         if os.fstat(end).st_uid != os.geteuid():
             return
         fcntl.flock(end, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        described = json.loads((folder / DESCRIPTION).read_text())  # written when the folder is locked
+        described = json.loads((folder / DESCRIPTION).read_text())  # written after the folder was locked
         if isinstance(described, dict) and described.get(HELD):
             shutil.rmtree(folder, ignore_errors=True)
     finally:

@@ -16,10 +16,10 @@ from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
 from drivetrain.errors import ConfigurationError, DrivetrainError, UnknownNameError, did_you_mean, shown
 
 LAUNCHER = "DRIVETRAIN_LAUNCHER"
-"""The variable that tells a process which one supervises it, where that would not end it when it is killed itself."""
+"""The environment variable with the id of the process that has started a rank with "popen" and supervises it."""
 
 STARTED_IN = os.getcwd()
-"""The working directory, before a script has changed it: this file is read when the Trainer is imported."""
+"""The working directory when the Trainer was imported: a script may change it later."""
 
 _LOOPBACK = (DEFAULT_ADDRESS, "localhost", "::1")
 
@@ -31,7 +31,10 @@ def in_notebook() -> bool:
 
 
 def was_started() -> bool:
-    """Whether this program has started this process as a rank; child processes inherit the variable."""
+    """Whether this program has started this process as a rank: the variable names the parent process.
+
+    The rank's own children inherit the variable, but have another parent.
+    """
     return os.environ.get(LAUNCHER) == str(os.getppid())
 
 
@@ -51,27 +54,27 @@ class Launcher(ABC):
     """Whether the processes were started by a cluster or another launcher; else this process starts them and waits."""
 
     is_interactive_compatible: bool = False
-    """Whether it works in a notebook, where the program is no file that could be run again."""
+    """Whether the launcher works in a notebook, which is not a file that could be run again."""
 
     reruns_program: bool = False
-    """Whether each process runs the whole program and not the function: ``launch`` then never returns.
+    """Whether each process runs the whole program instead of the function: ``launch`` then never returns.
 
-    With one process on one machine the program itself is that process, and nothing is launched.
+    A job with one process runs in this process, without a launch.
     """
 
     leaves_one_here: bool = False
-    """Whether one process on one machine is this one, for which nothing is launched."""
+    """Whether a job with one process runs in this process, without a launch."""
 
     stop_timeout_s: float = 600.0
-    """Seconds that the processes have to save and to end after they were asked to: ``Trainer(stop_timeout_s=...)``."""
+    """Seconds for the processes to save and end after a signal: ``Trainer(stop_timeout_s=...)``."""
 
     scheduler: ClassVar[str | None] = None
-    """What chooses the job's machines and devices, by the name that users know; ``None``: the arguments name them."""
+    """The name of the system that chooses the job's machines and devices; ``None``: the user's arguments do."""
 
     endings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """For each name of this launcher the endings of strategies' names that mean it; by default the name itself.
+    """For each name of this launcher, the suffixes of strategy names that select it; by default the name itself.
 
-    ``"ray"`` is in ``strategy="ddp_ray"``. The empty ending is a strategy's plain name.
+    ``strategy="ddp_ray"`` has the suffix "ray". The suffix "" belongs to the name without suffix, "ddp".
     """
 
     def __init__(self, environment: ClusterEnvironment, num_processes: int, num_nodes: int = 1) -> None:
@@ -83,7 +86,7 @@ class Launcher(ABC):
     def register_launchers(cls, launcher_registry: Registry[Launcher]) -> None:
         """Give the class its names: ``launcher_registry.register("name", cls, description="...")``.
 
-        Python calls it once, when a subclass that defines it is defined, so no other line is needed. Further arguments
+        Called once, when Python defines a subclass with this method: the class needs no other line. Further arguments
         of ``register`` are arguments of the constructor.
         """
 
@@ -115,7 +118,7 @@ class Launcher(ABC):
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``function(*args, **kwargs)`` in every process; return the result of this machine's first process.
 
-        If the call raises, all processes of this machine have ended.
+        If this method raises, all processes of this machine have ended.
 
         Raises:
             LaunchError: a process failed.
@@ -161,7 +164,7 @@ class _Launchers(Registry[Launcher]):
             return self.entry(start_method)
         except UnknownNameError:
             raise ConfigurationError(
-                f"{owner}(start_method={start_method!r}): there is no such way to start processes. "
+                f"{owner}(start_method={start_method!r}): this start method is unknown. "
                 f"{did_you_mean(str(start_method), self.available())}"
             ) from None
 

@@ -1,4 +1,4 @@
-"""This program starts the processes itself, by fork or as new Python processes that get its objects."""
+"""Start the processes from this one: as forks of it, or as new Python processes that get its objects."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from drivetrain.launchers.signals import Sent, exception_of, forwarding, say_who
 from drivetrain.launchers.watch import Watch
 
 _PROBE_S = 10.0
-_POLL_S = 0.5  # a signal may have arrived, which sets a deadline
-_ECHO_S = 1.0  # when a process loses its connection, the process that caused it reports within this time
+_POLL_S = 0.5  # seconds between two looks for a signal, which sets a deadline
+_ECHO_S = 1.0  # seconds for the process that caused a failure to report, after another has lost its connection
 
 
 class MultiProcessingLauncher(Launcher):
@@ -37,13 +37,11 @@ class MultiProcessingLauncher(Launcher):
     ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``, and ``MASTER_PORT``, which is chosen here), this process's random state and
     torch's switches, and its share of the processors as ``OMP_NUM_THREADS`` unless that is set. With "spawn" and
     "forkserver" the function and its arguments are pickled, so each process has its own copy of every tensor. With
-    "fork"
-    the processes inherit both. Tensors that the program has put into shared memory stay shared, except the parameters
-    and
-    buffers of modules: replicas that shared their weights would each train them.
+    "fork" the processes inherit both. Tensors that the program has put into shared memory stay shared, except the
+    parameters and buffers of modules: replicas that shared their weights would each train them.
 
     Args:
-        environment: provides this machine's place in the job.
+        environment: provides the machine's node rank, and the main address and port.
         num_processes: the number of processes on this machine.
         num_nodes: the number of machines; the program is started once on each.
         start_method: "spawn" starts a new Python for each process, which imports the program's file again: it needs an
@@ -70,7 +68,7 @@ class MultiProcessingLauncher(Launcher):
         known = torch.multiprocessing.get_all_start_methods()
         if start_method not in known:
             raise ConfigurationError(
-                f"start_method={start_method!r}: this system has no such way to start a process. "
+                f"start_method={start_method!r}: this system does not support it. "
                 f"{did_you_mean(str(start_method), known)}"
             )
         super().__init__(environment, num_processes, num_nodes)
@@ -84,8 +82,8 @@ class MultiProcessingLauncher(Launcher):
         Raises:
             ConfigurationError: the arguments cannot be pickled, or a fork of this process would hang.
             LaunchError: a process failed; the others were killed at once.
-            KeyboardInterrupt: after an interrupt here or in a process, when all have ended.
-            SIGTERMException: as for KeyboardInterrupt, after SIGTERM.
+            KeyboardInterrupt: an interrupt arrived here or in a process; all processes have ended.
+            SIGTERMException: SIGTERM arrived here or in a process; all processes have ended.
         """
         threads = threads_each(self.num_processes)
         if self.start_method == "fork":
@@ -129,8 +127,10 @@ class MultiProcessingLauncher(Launcher):
     # ---- while they run ------------------------------------------------------------------------------------------
 
     def _wait(self, processes: Sequence[Any], board: Board, sent: Sent) -> None:
-        """Wait until all have ended normally, or one has failed; if they were asked to end, until all have saved and
-        ended.
+        """Wait until all processes have ended normally, or one has failed; after a signal, until all have saved.
+
+        Raises:
+            LaunchError: a process has failed, or the ranks wait for each other.
         """
         folder = board.folder
         failed: dict[int, Failure] = {}
@@ -178,7 +178,7 @@ def _raise(local_rank: int, process: Any, failure: Failure, board: Board) -> Non
 
 @contextmanager
 def _ends(processes: Sequence[Any]) -> Iterator[dict[Any, int]]:
-    """Return objects to wait on, by local rank: each is ready when its process ends.
+    """Context with an object to wait on for each local rank: it is ready when the process ends.
 
     Python's own sentinel is a pipe that the process's children also keep open, so a killed rank would seem to live as
     long as its loader's workers. On Linux, a pidfd refers to the process alone.
@@ -197,7 +197,7 @@ def _ends(processes: Sequence[Any]) -> Iterator[dict[Any, int]]:
 
 
 def _silent(exit_code: int) -> Failure:
-    """Return the failure of a process that could not report."""
+    """Return the failure of a process that has written no report."""
     now = time.monotonic()
     if name := {-known.value: known.name for known in signal.Signals}.get(exit_code):
         cure = "If you did not send it, the system ran out of memory: use smaller batches or fewer loader workers."
@@ -226,13 +226,11 @@ def _early_variables(place: child.Place) -> Iterator[None]:
     error for the missing guard.
     """
     early = {name: place.variables[name] for name in ("RANK", "OMP_NUM_THREADS") if name in place.variables}
-    before = {name: os.environ.get(name) for name in early}
+    before = {name: os.environ[name] for name in early if name in os.environ}
     os.environ.update(early)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in early:
+            del os.environ[name]
+        os.environ.update(before)

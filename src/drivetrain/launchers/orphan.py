@@ -1,9 +1,8 @@
 """End a rank whose launching process was killed, and the loader's workers of a killed rank, even if they hang.
 
-The system sends SIGTERM to a rank whose launching process was killed. During a run, Python handles it in the main
-thread, which may wait in a collective
-forever. So a thread waits for the end of the launching process, gives the main thread some time, and kills the rank.
-While the launching process lives, the thread costs nothing. Linux only.
+The system sends SIGTERM to a rank whose launching process was killed. During a run, Python handles the signal in the
+main thread, which may wait in a collective forever. So a thread waits for the end of the launching process, gives the
+main thread some time, and kills the rank. While the launching process lives, the thread costs nothing. Linux only.
 
 This file is imported without torch.
 """
@@ -29,8 +28,8 @@ class _Grace:
     """How long this process may outlive its launching process.
 
     Attributes:
-        seconds: counted from the end of the launching process.
-        followed: the launching process for whose end a thread waits.
+        seconds: the time, from the end of the launching process.
+        followed: the id of the launching process for whose end a thread waits; 0: none.
     """
 
     seconds = _ENDS_S
@@ -38,14 +37,14 @@ class _Grace:
 
 
 def follow(launcher: int) -> None:
-    """Let this process end with its parent ``launcher``; a second call has no effect."""
+    """End this process soon after its parent, the process ``launcher``; a second call has no effect."""
     if sys.platform != "linux" or not hasattr(os, "pidfd_open") or _Grace.followed == os.getppid():
         return
     if launcher != os.getppid():  # the launching process has ended, or this process is a child of a rank
         return
     try:
         end = os.pidfd_open(launcher)
-    except OSError:  # an old kernel, or it is just ending: SIGTERM then arrives before its handler is set
+    except OSError:  # an old kernel; or the launching process has just ended, and SIGTERM ends this process
         return
     _Grace.followed = launcher
     threading.Thread(target=_await, args=(end,), name="drivetrain launcher", daemon=True).start()
@@ -53,9 +52,7 @@ def follow(launcher: int) -> None:
 
 @contextmanager
 def may_take(seconds: float) -> Iterator[None]:
-    """Context in which this process may outlive its launching process by ``seconds``, because it has something to
-    save.
-    """
+    """Context in which this process may outlive its launching process by ``seconds``, because it must save."""
     before, _Grace.seconds = _Grace.seconds, seconds
     try:
         yield
@@ -86,7 +83,7 @@ def kill_workers(ranks: Collection[int]) -> None:
     A worker checks every few seconds whether its rank lives, but not while it reads a sample, which may hang.
 
     Args:
-        ranks: their process ids; each process leads a session.
+        ranks: the process ids of the ranks, each of which leads a session.
     """
     if sys.platform != "linux":
         return

@@ -22,10 +22,10 @@ import torch
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.lazy import on_first_use
-from drivetrain.base.packages import ray_scheduling
+from drivetrain.base.packages import ray, ray_scheduling, ray_util
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
-from drivetrain.errors import ConfigurationError, MissingPackageError, SIGTERMException
+from drivetrain.errors import ConfigurationError, SIGTERMException, check_installed
 from drivetrain.launchers._ending import Ending
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.board import BOARD, Board
@@ -44,7 +44,7 @@ _SOON_S = 10.0
 _POLL_S = 0.5  # a signal may have arrived
 _LAST_WORDS_S = 0.5  # Ray fetches the actors' output about ten times a second, while it is connected
 _ECHO_S = 10.0  # Ray takes seconds to detect a death; ranks that lose a connection report at once
-_CURE = "Make it where it is used: in setup, in configure_model, or in another hook, which run in each process."
+_CURE = "Create it where it is used: in setup, in configure_model, or in another hook, which run in each process."
 _DIED = "If you did not kill it, its machine is gone or ran out of memory: use smaller batches or fewer loader workers."
 _OF_RAY = re.compile("_group_|node:|memory")  # resources that a job does not request
 _NOT_CALLED_GPU = ("HPU", "NPU", "TPU")  # kinds of devices that Ray schedules under torch's name for them, in capitals
@@ -74,14 +74,14 @@ class RayLauncher(Launcher):
     may be sent to this process or to any of the actors; this process forwards them, so that a fit saves.
 
     Args:
-        environment: provides this machine's place in the job.
+        environment: provides this machine's node rank, and the main port.
         num_processes: the number of processes on each machine.
         num_nodes: the number of machines.
         resources: the resources that Ray reserves for each process, by Ray's names: ``{"CPU": 4, "GPU": 1}``; at most
             one device. ``None``: ``{"CPU": 1}``.
         address: the cluster's address, as for ``ray.init``; ``None``: ``RAY_ADDRESS``, otherwise "local", only this
             machine.
-        start_timeout_s: seconds to wait for resources in the cluster, until another job ends or a machine is added.
+        start_timeout_s: seconds to wait for resources in the cluster, which other jobs may use.
     """
 
     _names = ("ray",)
@@ -89,15 +89,9 @@ class RayLauncher(Launcher):
     scheduler = "Ray"
 
     @classmethod
-    def for_job(
-        cls,
-        environment: ClusterEnvironment,
-        num_processes: int,
-        num_nodes: int,
-        devices: Sequence[torch.device],
-        **options: Any,
-    ) -> Launcher:
-        return cls(environment, num_processes, num_nodes, **{"resources": resources_for(devices[0]), **options})
+    def for_job(cls, *job: Any, **options: Any) -> Launcher:
+        *_, devices = job
+        return super().for_job(*job, **{"resources": resources_for(devices[0]), **options})
 
     def __init__(
         self,
@@ -121,15 +115,14 @@ class RayLauncher(Launcher):
                 cannot be pickled.
             LaunchError: a process failed; the others were killed at once. Its exit code is 1 if the process died,
                 because Ray does not report it.
-            KeyboardInterrupt: after an interrupt here or in a process, when all have ended.
-            SIGTERMException: as for KeyboardInterrupt, after SIGTERM.
+            KeyboardInterrupt: an interrupt arrived here or in a process; all processes have ended.
+            SIGTERMException: SIGTERM arrived here or in a process; all processes have ended.
         """
-        ray = _imported()
-
+        check_installed(type(self).__name__, "ray", instead='strategy="ddp"')
         call = _ray_actor.packed((function, args, kwargs), "Something that the new processes need", _CURE)
         try:
-            with self._cluster(ray, len(call)) as ours, self._actors(ray, ours) as actors:
-                seats = self._seats(ray, actors)
+            with self._cluster(len(call)) as ours, self._actors(ours) as actors:
+                seats = self._seats(actors)
                 here = ray.get_runtime_context().get_node_id()
                 # None: Ray decides
                 threads = os.environ.get("OMP_NUM_THREADS", str(threads_each(self.num_processes)) if ours else None)
@@ -142,14 +135,14 @@ class RayLauncher(Launcher):
                         actor.run.remote(told, threads, origin, sent): _Rank(int(told["RANK"]), seat, actor)
                         for actor, told, seat in zip(actors, variables, seats, strict=True)
                     }
-                    return pickle.loads(self._wait(ray, running, here, board))
+                    return pickle.loads(self._wait(running, here, board))
         finally:
             self.environment.teardown()
 
     # ---- resources -----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _cluster(self, ray: Any, payload: int) -> Iterator[bool]:
+    def _cluster(self, payload: int) -> Iterator[bool]:
         """Context in which Ray is connected to a cluster; yields whether this launcher has started the cluster."""
         if ray.is_initialized():
             yield False
@@ -169,19 +162,19 @@ class RayLauncher(Launcher):
             except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                 raise ConfigurationError(
                     f"Ray cannot be reached at the address {address!r}: {error}\nWrite the address of a running "
-                    "cluster into RAY_ADDRESS, or unset it: then one of this machine alone is started."
+                    "cluster into RAY_ADDRESS, or unset it: then a cluster of only this machine is started."
                 ) from error
             stack.callback(time.sleep, _LAST_WORDS_S)
             yield address == _HERE
 
     @contextmanager
-    def _actors(self, ray: Any, ours: bool) -> Iterator[list[Any]]:
+    def _actors(self, ours: bool) -> Iterator[list[Any]]:
         """Context in which the actors live, equally many on each machine."""
         together = {name: amount * self.num_processes for name, amount in self.resources.items()}
-        group = ray.util.placement_group([together] * self.num_nodes, strategy="STRICT_SPREAD")
+        group = ray_util.placement_group([together] * self.num_nodes, strategy="STRICT_SPREAD")
         actors: list[Any] = []
         try:
-            self._wait_for_room(ray, group, together, ours)
+            self._wait_for_room(group, together, ours)
             kind = ray.remote(_ray_actor.RayActor)
             for index in range(self.num_processes * self.num_nodes):
                 place = ray_scheduling.PlacementGroupSchedulingStrategy(group, index // self.num_processes)
@@ -191,9 +184,9 @@ class RayLauncher(Launcher):
             with suppress(ray.exceptions.RayError):  # the cluster itself may have ended
                 for actor in actors:
                     ray.kill(actor)
-                ray.util.remove_placement_group(group)
+                ray_util.remove_placement_group(group)
 
-    def _wait_for_room(self, ray: Any, group: Any, together: Mapping[str, float], ours: bool) -> None:
+    def _wait_for_room(self, group: Any, together: Mapping[str, float], ours: bool) -> None:
         large = count_of(together, [node["Resources"] for node in ray.nodes() if node["Alive"]])
         if large >= self.num_nodes or not ours:  # a cluster that was not started here may grow
             soon = min(_SOON_S, self.start_timeout_s)
@@ -206,11 +199,11 @@ class RayLauncher(Launcher):
         whole = {name: amount for name, amount in ray.cluster_resources().items() if not _OF_RAY.search(name)}
         raise ConfigurationError(
             f"The Ray cluster has no room for num_nodes={self.num_nodes} with {together} on each: {large} of its "
-            f"machines are that large{busy}. All in all it has {whole}. Write fewer devices, fewer num_nodes, or the "
-            "address of a larger cluster into RAY_ADDRESS."
+            f"machines are that large{busy}. The whole cluster has {whole}. Write fewer devices, fewer num_nodes, or "
+            "the address of a larger cluster into RAY_ADDRESS."
         )
 
-    def _seats(self, ray: Any, actors: Sequence[Any]) -> list[Seat]:
+    def _seats(self, actors: Sequence[Any]) -> list[Seat]:
         try:
             seats: list[Seat] = ray.get([actor.seat.remote() for actor in actors])
         except ray.exceptions.RayError as error:
@@ -222,12 +215,11 @@ class RayLauncher(Launcher):
 
     # ---- while they run ------------------------------------------------------------------------------------------
 
-    def _wait(self, ray: Any, running: dict[Any, _Rank], here: str, board: Board | None) -> bytes:
+    def _wait(self, running: dict[Any, _Rank], here: str, board: Board | None) -> bytes:
         """Return rank 0's result when all ranks have ended normally; if a signal asked them to end, wait until all have
         saved.
 
         Args:
-            ray: the package.
             running: the pending result of each rank.
             here: Ray's id of this machine.
             board: the board of this machine's ranks.
@@ -239,7 +231,7 @@ class RayLauncher(Launcher):
         with _handler_kept(signal.SIGTERM, without_rays=True), forwarding(signals.append, self.stop_timeout_s) as sent:
             while running:
                 while signals:
-                    _pass_on(ray, signals.pop(0), list(running.values()), here)
+                    _pass_on(signals.pop(0), list(running.values()), here)
                 left = min(ending.deadline, sent.deadline) - time.monotonic()
                 ready, _ = ray.wait(list(running), timeout=max(0.0, min(left, _POLL_S)))
                 for each in ready:
@@ -263,7 +255,7 @@ class RayLauncher(Launcher):
                     by_itself = any(not one.asked and not one.follows for one in failed)
                     local = [rank.number for rank in running.values() if rank.seat.node == here]
                     if ending.look(local, asked=asked, failed=by_itself) and asked and sent.number is None:
-                        _pass_on(ray, signal.SIGTERM, list(running.values()), here)
+                        _pass_on(signal.SIGTERM, list(running.values()), here)
         if sent.number is not None:
             raise exception_of(sent.number)
         if failed:
@@ -398,18 +390,6 @@ def _origin(node: str) -> bytes:
     return _ray_actor.packed(origin, "The state of this process", "")
 
 
-def _imported() -> Any:
-    try:
-        import ray
-        import ray.util
-    except ImportError as error:
-        raise MissingPackageError(
-            f"The processes are to be actors of Ray, which cannot be imported here: {error}. Run `pip install ray`, or "
-            'write strategy="ddp".'
-        ) from error
-    return ray
-
-
 def _check_answers(address: str) -> None:
     """Check that a process listens at the address; Ray itself would try for a quarter of an hour.
 
@@ -421,14 +401,14 @@ def _check_answers(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _SOON_S).close()
 
 
-def _pass_on(ray: Any, number: int, ranks: Sequence[_Rank], here: str) -> None:
+def _pass_on(number: int, ranks: Sequence[_Rank], here: str) -> None:
     """Send a signal to the processes of these ranks; on other machines, by a Ray task."""
     for node in {rank.seat.node for rank in ranks}:
         pids = [rank.seat.pid for rank in ranks if rank.seat.node == node]
         if node == here:
             _ray_actor.send_signal(pids, number)
             continue
-        there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        there = ray_scheduling.NodeAffinitySchedulingStrategy(node, soft=False)
         ray.remote(num_cpus=0)(_ray_actor.send_signal).options(scheduling_strategy=there).remote(pids, number)
 
 

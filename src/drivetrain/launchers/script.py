@@ -1,4 +1,4 @@
-"""The program's own command again, once per device: each process runs the complete script as a rank."""
+"""Run the program's own command again, once per device: each process runs the complete script as a rank."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class ScriptLauncher(Launcher):
     job's exit code. Nothing has to be pickled, and debuggers see ordinary programs; ``breakpoint()`` works on rank 0.
     The code of the script before this call runs in each process.
 
-    The processes get the environment variables with their ranks, the present environment, and the command line and
-    working directory with which this process was started, even if the script has changed ``sys.argv`` or its directory.
+    The processes get the current environment, the variables with their ranks, and the command line and working
+    directory with which this process was started, even if the script has changed ``sys.argv`` or its directory.
 
     Args:
-        environment: provides this machine's place in the job.
+        environment: provides the machine's node rank, and the main address and port.
         num_processes: the number of processes on this machine.
         num_nodes: the number of machines; the program is started once on each.
     """
@@ -54,8 +54,9 @@ class ScriptLauncher(Launcher):
 
     @classmethod
     def for_job(cls, *job: Any, **options: Any) -> Launcher:
-        """Return an instance, except in a process that this launcher has started, even if a user's environment asks for
-        it: each rank would start others, without end.
+        """Return an instance; in a process that this launcher has started, an ``ExternalLauncher``.
+
+        Otherwise ranks could start further ranks, without end: a user's environment may not detect that it runs in one.
         """
         return ExternalLauncher() if was_started() else super().for_job(*job, **options)
 
@@ -114,9 +115,8 @@ def _started(command: Sequence[str], variables: Mapping[str, str]) -> subprocess
 
 
 def _dies_with_launcher() -> Callable[[], None] | None:
-    """Return the function that a process runs first, so that it ends when this process is killed.
-
-    ``None`` if the system has no such signal.
+    """Return the function that a process runs first, so that it ends when this process is killed; ``None``: the system
+    cannot do this.
     """
     if sys.platform != "linux":
         return None
@@ -150,37 +150,31 @@ def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: in
 
 
 def _first_failure(
-    processes: Sequence[subprocess.Popen[bytes]],
-    sent: Sent | None = None,
-    board: Board | None = None,
-    stop_timeout_s: float = Launcher.stop_timeout_s,
+    processes: Sequence[subprocess.Popen[bytes]], sent: Sent, board: Board, stop_timeout_s: float
 ) -> int:
     """Wait until all processes have ended, or one has failed and the others had time to print why they also fail.
 
-    The process that failed first need not be the first to end: the others lose their connection while it still prints
-    its traceback. Ending it at once would lose the important lines. After a signal, which all processes get, they have
-    time to save.
+    The process that failed first need not be the first to end: while it still prints its traceback, the others lose
+    their connection. Ending it at once would lose the important lines. After a signal, which all processes get, they
+    have time to save.
 
-    Returns: the exit code of the first process that ended with another code than 0; 0 if none did; _HANGS if the
-        running processes wait for each other.
+    Returns: The first nonzero exit code; 0 if there is none; ``_HANGS`` if the running processes wait for each other.
     """
-    watch = None if board is None else Watch(board)
-    ending, sent = Ending(board, stop_timeout_s, _LAST_WORDS_S), sent or Sent()
-    first = 0
+    watch, ending, first = Watch(board), Ending(board, stop_timeout_s, _LAST_WORDS_S), 0
     while True:
         codes = [process.poll() for process in processes]
         running = [rank for rank, code in enumerate(codes) if code is None]
         if not first and any(codes):
             first = next(code for code in codes if code)
-            if board is not None and not was_asked_to_end(first):
+            if was_asked_to_end(first):
+                _send(processes, signal.SIGTERM)  # the signal has no effect on a rank that is already ending
+            else:
                 stacks.note_collectives(board, running)
         if first:
-            asked = was_asked_to_end(first)
-            if ending.look(running, asked=asked, failed=False) and asked:
-                _send(processes, signal.SIGTERM)  # the signal has no effect on a rank that is already ending
+            ending.look(running, asked=was_asked_to_end(first), failed=False)
         if not running or time.monotonic() >= min(ending.deadline, sent.deadline):
             return first
-        if not first and watch is not None and (text := watch.look()):
+        if not first and (text := watch.look()):
             say(text)
             return _HANGS
         time.sleep(_POLL_S)
@@ -207,10 +201,10 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def started_by_rank() -> int:
-    """Return the process id of the rank that has started this process, which would join the job as the same rank; else
-    0.
+    """Return the process id of the rank that has started this process; 0: no rank has.
 
-    Such a process has inherited the rank and the address of the job. A process can detect this only on Linux.
+    Such a process has inherited the rank and the address of the job, and would join it as the same rank. A process can
+    detect this only on Linux.
     """
     parent = os.getppid()
     try:
@@ -232,8 +226,7 @@ def command_again() -> list[str]:
     if host is not None:
         name, instead = host
         raise ConfigurationError(
-            f"To start the processes as copies of the program's command would run {name} again in each of them. "
-            f"Write strategy={instead}."
+            f"Each process would run {name} again, because it runs the program's command. Write strategy={instead}."
         )
     return [sys.executable, *sys.orig_argv[1:]]
 

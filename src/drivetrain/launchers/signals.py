@@ -37,7 +37,7 @@ class Sent:
 
 
 def was_asked_to_end(code: int) -> bool:
-    """Return whether ``code`` is the exit code of a process that a signal has asked to end, as all ranks were."""
+    """Return whether ``code`` is the exit code of a process that SIGTERM or SIGINT has ended."""
     return code in _CODES
 
 
@@ -106,5 +106,5 @@ def say_who_is_killed(board: Board, running: Mapping[int, int], limit_s: float) 
         say(
             f"Rank {board.ranks[local_rank]} (process {pid}) is killed, because it has not ended within {limit_s:g} s "
             f"of a signal. It was {board.place(local_rank)}. What it was saving is lost. "
-            "Trainer(stop_timeout_s=...) is how long ranks have to save."
+            "Give ranks more time to save with Trainer(stop_timeout_s=...)."
         )

@@ -1,4 +1,4 @@
-"""What the ranks of a machine do now: the stacks of their threads, and the collectives in which they wait.
+"""Find out what the ranks of a machine are doing: the stacks of their threads, and the collectives in which they wait.
 
 A rank can answer by either of two methods. When a file name arrives through a named pipe, a thread of the rank writes
 the stacks and the trace of its collectives to a file of that name. The thread needs the interpreter's lock, which a
@@ -128,7 +128,7 @@ def process(pid: int) -> Process:
 
 
 def dead_ranks() -> list[int]:
-    """Return, in a rank, which ranks of this machine have ended; none if this rank is not watched."""
+    """Return the ranks of this machine that have ended; called in a rank. Empty if no process watches this rank."""
     sheet = own_sheet()
     if sheet is None:
         return []
@@ -145,7 +145,7 @@ class Answer:
     """A rank's answer.
 
     Attributes:
-        pid: the rank's process id; 0: the rank has not begun yet, or this process cannot see it.
+        pid: the rank's process id; 0: the rank has not begun, or runs in another container.
         process: what the operating system knows about the rank's process.
         stacks: the stacks of its threads, the main thread's last; "" if the rank has written none.
         trace: the trace of its collectives; ``None`` if the rank has written none.
@@ -201,7 +201,7 @@ def is_of_user(path: str) -> bool:
 
 
 def ask(board: Board, local_ranks: Sequence[int], answer_s: float = _ANSWER_S) -> list[Answer]:
-    """Return what these ranks do now; a rank that is stopped, or holds the interpreter's lock, answers partly.
+    """Return what these ranks are doing. A rank that is stopped, or holds the interpreter's lock, answers only partly.
 
     Args:
         board: the board of the job.
@@ -247,7 +247,7 @@ def _signalled(board: Board, pids: Mapping[int, int], answer_s: float) -> dict[i
 
 
 def note_collectives(board: Board, local_ranks: Sequence[int]) -> None:
-    """Write, for the report, in which collectives these ranks wait, before the ranks are ended or fail too."""
+    """Write the collectives in which these ranks wait, for the report, before the ranks are ended or fail, too."""
     for each, answer in zip(local_ranks, ask(board, local_ranks, _SOON_S), strict=True):
         if (waits := flight.waits_in(answer.trace)) is not None:
             board.note_collective(each, f"in {waits}")
@@ -281,7 +281,7 @@ def _tail(board: Board, local_rank: int, begin: int) -> str:
 
 
 def _read(path: Path, stacks: str) -> tuple[str, flight.Trace | None]:
-    """Return the stacks and the trace of an answer; the argument ``stacks`` if it has none."""
+    """Return the stacks and the trace in an answer; without an answer, the argument ``stacks`` and ``None``."""
     try:
         written, _, text = path.read_bytes().partition(_BETWEEN)
         trace: flight.Trace = json.loads(text)

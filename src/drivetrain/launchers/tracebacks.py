@@ -42,8 +42,9 @@ def cut_tracebacks() -> None:
 
 
 def cut_completely(error: BaseException) -> None:
-    """Print ``error`` without a frame if it ends this process: it follows from another rank's failure, which is in its
-    notes, so this rank's lines would only hide that rank's.
+    """If ``error`` ends this process, print it without any frame.
+
+    Its notes describe another rank's failure, from which it follows; this rank's frames would only hide them.
     """
     setattr(error, _FOLLOWS, True)
 

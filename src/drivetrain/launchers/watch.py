@@ -1,9 +1,9 @@
-"""Detects that the ranks of a machine make no progress: reports which wait and which are missing, and may end the job.
+"""Detect that a machine's ranks make no progress: report which wait and which are missing, and perhaps end the job.
 
 [Note: when a job that hangs is ended]
 A report alone never ends a job. The job is ended only if no rank can continue: some rank has waited in a collective for
 the complete timeout, and each rank that is missing there is dead, has been stopped for a while, or waits in another
-collective that lacks ranks in the same situation. The job is also ended if some rank waits at the end of a phase of the
+collective for ranks of which the same is true. The job is also ended if some rank waits at the end of a phase of the
 set-up, where all ranks meet, and a rank of this machine is dead or has been stopped for a while. A rank that does
 anything else may still arrive: it compiles, saves, prepares data, or is in a debugger. Detection needs Linux, and
 collectives that torch's Flight Recorder records.
@@ -141,7 +141,7 @@ class Watch:
         head = f"No rank has made progress for {now - self._since:.0f} s (stall_timeout_s={stall_s:g}). [DT1058]"
         if not runs:
             head = f"A rank has waited in a collective for {longest:.0f} s (stall_timeout_s={stall_s:g}). [DT1058]"
-        foot = "The job is ended, because no rank can go on." if ends else "The job is not ended."
+        foot = "The job is ended, because no rank can continue." if ends else "The job is not ended."
         text = "\n".join((head, *describe(seen), foot))
         text = "\n".join((text, _saved(self._board, text, seen)))
         self._said = True
@@ -152,7 +152,7 @@ class Watch:
 
 
 def now_of(board: Board) -> dict[int, Seen]:
-    """Return what the ranks of a machine do now."""
+    """Return what the ranks of a machine are doing."""
     answers = stacks.ask(board, range(len(board.ranks)))
     return {rank: Seen(board.place(each), answers[each]) for each, rank in enumerate(board.ranks)}
 
@@ -209,7 +209,7 @@ def text_of(seen: Mapping[int, Seen]) -> str:
 
 
 def describe(seen: Mapping[int, Seen]) -> list[str]:
-    """Return a line for each rank: where it waits, or what else it does, and which ranks are missing there."""
+    """Return a line for each rank: where it waits and which ranks are missing there, or what else it does."""
     absent = missing(seen)
     lacks = {other for others in absent.values() for other in others}
     voting = {rank for rank, each in seen.items() if each.answer.votes}
@@ -231,7 +231,7 @@ def _described(rank: int, seen: Seen, absent: Mapping[int, str]) -> str:
         others = "".join(f" Rank {other} {why}." for other, why in absent.items())
         return f"{name} waits in {waits}, for {max(0.0, time.time() - waits.since):.0f} s, {where}.{others}"
     if answer.votes:
-        return f"{name} waits for the other ranks to come through a phase of the set-up, {where}."
+        return f"{name} waits for the other ranks at the end of a phase of the set-up, {where}."
     if not answer.pid:
         return f"{name} has not begun a run, or runs in a container of its own."
     if answer.process.is_dead:

@@ -1,8 +1,8 @@
-"""The process that watches a machine's ranks if another launcher has started them: torchrun, srun, mpirun.
+"""The process that watches a machine's ranks if another launcher has started them, such as torchrun, srun or mpirun.
 
-Local rank 0 starts this process. The process prints a report when a rank fails, and the reports of
-:mod:`drivetrain.launchers.watch`. When all ranks have ended, for whatever reason, the process removes the board and
-ends. The process does not import torch.
+Local rank 0 starts this process. It prints a report when a rank fails, and the reports of
+:mod:`drivetrain.launchers.watch`. When all ranks have ended, for whatever reason, it removes the board and ends. It
+does not import torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _START = "import sys; sys.path.insert(0, {root!r}); from drivetrain.launchers.wa
 
 
 def start(folder: Path) -> None:
-    """Start the process, in a rank; Linux only. The process shares the rank's output.
+    """Start the watching process; called in a rank, Linux only. It shares the rank's output.
 
     The process has its own session from the beginning, because a launcher that ends a rank signals the rank's whole
     process group.

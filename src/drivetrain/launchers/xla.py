@@ -26,7 +26,7 @@ _PROBE_S = 10.0
 _LOOK_EVERY_S = 0.2
 _ECHO_S = 1.0  # when a replica loses its connection, the replica that caused it reports within this time
 
-# The calls for the forks, by folder, with the number of torch's threads.
+# By the job's folder, what its forked replicas apply and call, and the number of torch's threads in them.
 _calls: dict[str, tuple[child.Sealed[ProcessState], child.Sealed[child.Call], int | None]] = {}
 
 
@@ -35,8 +35,8 @@ class XLALauncher(Launcher):
 
     Each replica gets the environment variables with its rank (``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE``,
     ``LOCAL_WORLD_SIZE``), from torch_xla's numbers, its share of the processors as ``OMP_NUM_THREADS`` unless that is
-    set, and this process's random state. The result is a copy of the result of this machine's rank 0. It can be called
-    repeatedly. With one device nothing is started: this process is the replica.
+    set, and this process's random state. The result is a copy of the result of this machine's rank 0. The launcher can
+    be used repeatedly. With one device it starts no process: this process is the replica.
 
     Raises:
         ConfigurationError: torch_xla's runtime has started in this process and owns the devices; or torch has used its
@@ -68,14 +68,14 @@ class XLALauncher(Launcher):
     def _check(self, threads: int | None) -> None:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigurationError(
-                f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that a launcher has started several processes, and "
+                f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that a launcher has started several processes, but "
                 "torch_xla starts the replicas itself. Start the program once on each machine, without a launcher."
             )
         if torch_xla._XLAC._xla_runtime_is_initialized():
             raise ConfigurationError(
-                "torch_xla's runtime has started in this process, and its replicas are copies that cannot use it. "
-                "Call fit before anything is computed on an XLA device here, and make tensors inside of the module's "
-                "hooks."
+                "torch_xla's runtime has started in this process, and the replicas, which are copies of it, cannot use "
+                "that runtime. Call fit before anything is computed on an XLA device here, and create tensors inside "
+                "the module's hooks."
             )
         check_fork(threads, _PROBE_S)
 
@@ -93,7 +93,7 @@ class XLALauncher(Launcher):
 
 
 def _replica(ordinal: int, folder: str) -> None:
-    """Run the call that this process, a fork, has found in memory."""
+    """Run the call that this forked process has inherited in memory."""
     local_rank = int(xla_runtime.local_ordinal())
     files.write(Path(folder) / f"{local_rank}.pid", str(os.getpid()).encode())
     variables = {
@@ -111,14 +111,14 @@ def _replica(ordinal: int, folder: str) -> None:
 
 def _refuse_threads(count: int) -> None:
     raise ConfigurationError(
-        f"torch_xla runs {count} replicas of this machine as threads of one process, and drivetrain's ranks are "
+        f"torch_xla runs {count} replicas of this machine as threads of one process, but drivetrain's ranks are "
         'processes. Write strategy="xla_spmd", which drives all devices from one process, or devices=1.'
     )
 
 
 @contextmanager
 def _kills_the_others(folder: Path) -> Iterator[None]:
-    """Context that ends all replicas soon after one has failed, because the others would wait for it."""
+    """Context that kills the other replicas soon after one has failed, because they would wait for it."""
     done = threading.Event()
 
     def watch() -> None:

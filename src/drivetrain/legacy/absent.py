@@ -21,7 +21,7 @@ class _Absent:
 
 
 class TestTubeLogger(_Absent):
-    """Would log to a folder of test tube."""
+    """The logger of the package test-tube, which is not supported."""
 
     cure = "Use TensorBoardLogger or CSVLogger, or write a Logger: see docs/own_logger.md."
     __test__ = False  # tells pytest that this is not a test class

@@ -53,7 +53,8 @@ class EarlierAccelerator:
 
     Attributes:
         hardware: the name of the present accelerator.
-        optimizer_frequencies: for how many batches in a row each optimizer is stepped; empty: all are, for each batch.
+        optimizer_frequencies: for how many batches in a row each optimizer is stepped; empty: every batch steps all
+            optimizers.
         ends_evaluation_epochs: whether ``on_epoch_start`` and ``on_epoch_end`` are called in evaluations too.
         strategy: the present strategy, whose methods call this accelerator.
     """

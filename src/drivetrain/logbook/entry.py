@@ -29,7 +29,7 @@ _REDUCTIONS: dict[Any, Reduction] = {
 for _name in ("mean", "avg", "sum", "min", "max"):
     _REDUCTIONS[_name.upper()] = _REDUCTIONS[_name.title()] = _REDUCTIONS[_name]
 STACKED: dict[Reduction, Callable[..., Tensor]] = {"sum": torch.sum, "min": torch.amin, "max": torch.amax}
-"""By reduction, what makes one value of a tensor of values."""
+"""By reduction: the function that reduces a tensor of values to one value."""
 
 
 class LogRule(NamedTuple):
@@ -82,7 +82,7 @@ LOGGED_STATE: Form = ({
     "total": (*NUMBER, None), "last": (*NUMBER, None), "weight": NUMBER, "last_weight?": NUMBER, "fresh": bool,
     "metric": (str, None),
 }, _pending)  # fmt: skip
-"""The form of :meth:`Entry.state_dict` and where it was logged; files of earlier versions have no "pending"."""
+"""The form of an :meth:`Entry.state_dict`, with its hook and its loader; files of earlier versions lack "pending"."""
 
 
 class Logged(NamedTuple):
@@ -303,8 +303,8 @@ class Entry:
         return {"max": 1, "min": -1}.get(self.reduction, 0)
 
     def combine(self, value: Tensor, weight: Any, ranks: int) -> Tensor:
-        """Return one value from the reduced :meth:`parts` of so many ranks: sums are divided once, and no number is
-        truncated.
+        """Return one value from :meth:`parts` that were reduced over ``ranks`` ranks: sums are divided once, and no
+        number is truncated.
         """
         if self.reduction != "mean":
             return value
@@ -323,8 +323,8 @@ class Entry:
         return self._as_scalar(torch.as_tensor(reduce(value, reduce_op=self.reduction), device=value.device).detach())
 
     def compute_together(self, sync: Callable[..., list[Tensor]] | None = None) -> None:
-        """Compute a metric object now and on all ranks, because it exchanges its state; otherwise a rank that reads a
-        value would wait.
+        """Compute a metric object on all ranks at the same time, because they exchange its state: a rank that computed
+        it alone would wait for the others.
 
         ``sync`` gathers one of its tensors from the ranks that see different samples; ``None``: from all ranks.
         """

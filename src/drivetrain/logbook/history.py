@@ -1,9 +1,9 @@
 """The logged values of a Trainer as columns, in memory: ``trainer.history``.
 
 [Note: what the history costs]
-Numbers are kept in arrays of 8 bytes each, with the step and the epoch 24 bytes a value. Without a logger, values stay
-on their device, and are read when the history is, or together with those of ``_UNREAD`` flushes. No step has a call
-more: a row is added where values are flushed.
+Numbers are kept in arrays of 8 bytes each; a value with its step and epoch needs 24 bytes. Without a logger, values
+stay on their device until the history is read, or until ``_UNREAD`` flushes have added values. A step makes no further
+call: a row is added where values are flushed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Column(list[float]):
 class History(Mapping[str, Column]):
     """The values that loggers get, by name; ``history["val_loss"]`` is a :class:`Column`.
 
-    It holds at most 100,000 values of a name: each time there are as many, every second one is dropped.
+    It holds at most 100,000 values of a name: when there are as many, it drops every second one.
 
     Args:
         has_float64: whether the device has 64-bit floats.
@@ -113,7 +113,7 @@ class History(Mapping[str, Column]):
         return Column(*self._columns[name])
 
     def why_missing(self, name: str, known: Iterable[str]) -> str:
-        """Return the message that no value is recorded under ``name``; ``known`` are the names that may be meant."""
+        """Return the message that no value is recorded under ``name``; it suggests one of the ``known`` names."""
         if self.logged.get(name) is False:
             return "it is logged with logger=False, and only values for loggers are recorded. Leave logger=False out."
         if name in self.logged:
@@ -166,11 +166,11 @@ class History(Mapping[str, Column]):
 
 _COLUMNS = 3
 _FEW = 50
-"""Points of a curve that are marked, because a line of one point would not be seen."""
+"""Curves of at most so many points have markers, because a line of one point is invisible."""
 
 
 def figure_of(history: History, names: Sequence[str] = ()) -> Any:
-    """Return a figure with one panel for each metric; curves that differ in the stage only share it.
+    """Return a figure with one panel for each metric: the curves of its stages share a panel.
 
     Args:
         history: the values.
@@ -188,11 +188,11 @@ def figure_of(history: History, names: Sequence[str] = ()) -> Any:
     for name in names or ("",) * (not known):
         if name not in known:
             raise UnknownNameError(f"trainer.plot({name and repr(name)}): {history.why_missing(name, known)}")
-    wanted = {
-        panel: [each for each in found if not names or each in names or panel in names]
+    shown = {
+        panel: wanted
         for panel, found in panels.items()
+        if (wanted := [each for each in found if not names or each in names or panel in names])
     }
-    shown = {panel: found for panel, found in wanted.items() if found}
     across = min(len(shown), _COLUMNS)
     down = -(-len(shown) // across)
     figure, axes = pyplot.subplots(

@@ -70,11 +70,12 @@ class Logbook:
             epoch are final.
         callback_metrics: the latest value of every name, as tensors on their own device.
         bar_metrics: floats of the last flush, in a dictionary that is never modified, so a thread may read it.
+        agreed_steps: by name, the last value that the ranks agreed on, which callbacks see in place of a step's own.
         logged_metrics: as ``callback_metrics``, for the names that loggers get, under the loggers' names.
         flushes: the number of times that values were read from a device.
         sum_dtype: the dtype of sums over an epoch; float64 if the device supports it.
-        reduce: returns the sums and the largest of the numbers of the ranks that see different samples, after a check
-            that all have the same names; ``None`` with one rank. ``reduce_world``: the same for all ranks of the job.
+        reduce: for the ranks that see different samples: checks that all have the same names, and returns the sums of
+            one list of numbers and the maxima of another; ``None`` with one rank. ``reduce_world``: for all ranks.
         own_reduce: a user strategy's reduction of the ranks' values; ``None``: exact sums.
         history: what loggers get, of all runs of the Trainer; on rank 0.
         sync_metric: how a metric object gathers the ranks' states if not all ranks see different samples.
@@ -105,7 +106,7 @@ class Logbook:
         return scopes[key]
 
     def start_run(self) -> None:
-        """Remove everything that an earlier run has logged; the calling thread is that of the run."""
+        """Remove everything that an earlier run has logged; the run's own thread calls this."""
         self._thread = threading.get_ident()
         for group in self._groups:
             self.reset(group)  # a metric object would keep its state, even from an interrupted run
@@ -120,8 +121,7 @@ class Logbook:
         self._compared_sizes = False
         self._logged_before: dict[str, list[Logged]] = {}  # by group
         self._held: dict[Entry, Value | None] = {}  # training's step values when the last evaluation began
-        # name -> the value that the ranks agreed on, in place of a step's own
-        self._agreed_steps: dict[str, Value] = {}
+        self.agreed_steps: dict[str, Value] = {}
         # full name -> the scope that logged it first; None: a warning was already issued
         self._logged_first: dict[str, tuple[str, Scope] | None] = {}
 
@@ -171,7 +171,7 @@ class Logbook:
         return outer
 
     def enter_if_left(self, scope: Scope) -> None:
-        """Do the work of :meth:`enter`, unless a hook is running."""
+        """Set the current scope, unless a hook is running, which has its own."""
         if self.scope is None:
             self.scope = scope
 
@@ -197,7 +197,7 @@ class Logbook:
         self.epoch_done = self.copies = True
 
     def mute(self, muted: bool) -> None:
-        """Set whether logged values are discarded, as while a rank repeats a batch so that the others need not wait."""
+        """Set whether logged values are discarded, as while a rank repeats a batch to keep pace with the others."""
         self.muted = muted
 
     def put_back(self, rows: Sequence[Row]) -> None:
@@ -206,7 +206,7 @@ class Logbook:
             row.entry.fresh = True
 
     def forget_results(self) -> None:
-        """Remove the values that a trial has logged."""
+        """Remove the values that a sanity check has logged."""
         self.callback_metrics.clear()
         self.logged_metrics.clear()
         self._held.clear()
@@ -273,7 +273,7 @@ class Logbook:
         agreed = self._agree([(row.name, row.entry, row.parts) for row in shared if row.parts is not None])
         found = dict(zip(map(id, shared), agreed, strict=True))
         for row in shared:
-            self._agreed_steps[row.name] = row.entry.last = found[id(row)]
+            self.agreed_steps[row.name] = row.entry.last = found[id(row)]
         return [row._replace(value=found[id(row)]) if id(row) in found else row for row in rows]
 
     def agree_on_epoch(self, group: str) -> None:
@@ -360,7 +360,7 @@ class Logbook:
 
     def _agreed(self, entry: Entry) -> Value | None:
         """Return the agreed value of the last step, for callbacks; ``None`` without a step value."""
-        return self._agreed_steps.get(entry.step_name) if entry.shared else None
+        return self.agreed_steps.get(entry.step_name) if entry.shared else None
 
     def _newest(self, entry: Entry) -> Value | None:
         return entry.last if (agreed := self._agreed(entry)) is None else agreed
@@ -420,7 +420,7 @@ class Logbook:
                 )
 
     def metrics(self) -> list[Any]:
-        """Yield the metric objects that are logged in any group."""
+        """Return the metric objects that are logged in any group."""
         entries = [entry for group in self._groups for entry in self._entries(group)]
         return [entry.metric for entry in entries if entry.metric is not None]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -74,17 +74,22 @@ class PartBook:
         return known
 
 
-@contextmanager
-def logging_into(module: nn.Module, book: PartBook) -> Iterator[None]:
+def logging_into(module: nn.Module, book: Any) -> AbstractContextManager[None]:
     """Context in which ``module`` and its submodules log into ``book``, unless they log nothing."""
-    own = {each: each.__dict__["_book"] for each in module.modules() if each.__dict__.get("_book") is not None}
-    for each in own:
-        each.__dict__["_book"] = book
+    return replaced_in(module, "_book", lambda own: book)
+
+
+@contextmanager
+def replaced_in(module: nn.Module, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Context in which the attribute ``name`` of each LightningModule in ``module`` is replaced by ``make`` of it."""
+    own = {each: each.__dict__[name] for each in module.modules() if each.__dict__.get(name) is not None}
+    for each, value in own.items():
+        each.__dict__[name] = make(value)
     try:
         yield
     finally:
-        for each in own:
-            each.__dict__["_book"] = own[each]
+        for each, value in own.items():
+            each.__dict__[name] = value
 
 
 def merge(books: Sequence[PartBook], device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Create loaders' iterators when Lightning does: the switch ``early_iterators``.
+"""Create loaders' iterators when Lightning does, if the switch ``early_iterators`` of ``drivetrain.parity`` is on.
 
 A loader may draw random numbers in ``__iter__``, as a DataLoader does for its workers' seed; with the switch, it draws
 them in Lightning's order. Without the switch, nothing here runs.
@@ -17,16 +17,14 @@ from drivetrain.data.combined import BatchList, CombinedLoader, without_restart
 from drivetrain.data.feed import fetches_ahead
 from drivetrain.loops.evaluate import validates_in
 from drivetrain.loops.loaders import EvalLoader
-from drivetrain.loops.run import Run
-
-_ENDLESS = float("inf")
+from drivetrain.loops.run import ENDLESS, Run
 
 
 def start_first_epoch(run: Run) -> None:
     """Start the first pass over the training loader, before ``on_train_start``."""
     loader, num_batches = run.loaders.training(), run.loaders.count_own_training()
     _try_out(run, "fit", [loader])
-    run.loaders.passes().start_early(takes_first=num_batches == _ENDLESS)
+    run.loaders.passes().start_early(takes_first=num_batches == ENDLESS)
     if run.validates() and validates_in(run, run.progress.current_epoch):
         _try_out(run, "validate", [source.loader for source in run.loaders.evaluation("validate")])
 
@@ -37,7 +35,7 @@ def start_again(run: Run) -> None:
     run.loaders.tried.discard("fit")
     _try_out(run, "fit", [loader])
     for part in loader.flattened if isinstance(loader, CombinedLoader) else [loader]:
-        _started(part, num_batches == _ENDLESS)
+        _started(part, num_batches == ENDLESS)
 
 
 def start_evaluation(run: Run, group: str, loaders: list[EvalLoader]) -> None:
@@ -46,7 +44,7 @@ def start_evaluation(run: Run, group: str, loaders: list[EvalLoader]) -> None:
     for source in loaders:
         source.ahead = fetches_ahead(source.loader, source.num_batches)
     if loaders[0].num_batches:
-        loaders[0].started = _started(loaders[0].loader, any(source.num_batches == _ENDLESS for source in loaders))
+        loaders[0].started = _started(loaders[0].loader, any(source.num_batches == ENDLESS for source in loaders))
 
 
 def _started(loader: Any, takes_first: bool) -> Iterator[Any]:

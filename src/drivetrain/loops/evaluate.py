@@ -65,10 +65,9 @@ class Sink:
         """Called in a prediction before a fetched batch is used; ``keeps``: its outputs will be kept."""
 
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
-        """Called after a batch and its hooks. ``repeated``: the rank had no batch left and repeated one, which does not
-        count.
+        """Called after a batch and its hooks, equally often on all ranks.
 
-        All ranks call it equally often.
+        ``repeated``: this rank had no batch left, and repeated one that does not count.
         """
 
     def close(self) -> None:
@@ -76,7 +75,7 @@ class Sink:
 
 
 class _StepValues(Sink):
-    """Logged per-step values: read together at intervals, and logged at their own steps."""
+    """Logged per-step values: they are read together at intervals, and logged each at its own step."""
 
     def __init__(self, run: Run, group: str, loader: Any, dataloader_idx: int) -> None:
         super().__init__(loader)
@@ -203,27 +202,23 @@ def evaluate(
         return []
     run.hooks.check_takes_index(kind.word, several=len(loaders) > 1)
     progress.enter(kind.start)
-    progress.begin_evaluation_of(loaders[0].num_batches)  # so that a bar knows it from the first hook on
+    progress.begin_evaluation_of(loaders[0].num_batches)  # so that a progress bar has the number in the first hook
     in_fit = progress.fn == "fit"
     own_train = None if stage == "predict" else run.hooks.bind_method(f"on_{kind.word}_model_train")
-    modes = {module: module.training for module in run.module.modules()}
-    model = run.engine.strategy.model
-    wrapper = None if model in modes else model  # the wrapper around the module, for example DDP's
-    wrapper_mode = wrapper is not None and wrapper.training
+    modules, model = set(run.module.modules()), run.engine.strategy.model
+    wrappers = set() if model is None else {model} - modules  # around the module, for example DDP's
+    modes = {each: each.training for each in (wrappers if own_train else wrappers | modules)}
     inference = run.limits.inference_mode and not in_fit and run.engine.strategy.facts.allows_inference_mode
     with torch.inference_mode() if inference else torch.no_grad():
         try:
-            if wrapper is not None:
+            for wrapper in wrappers:
                 wrapper.training = False
             rows = _evaluate_loaders(run, stage, loaders, predictions)
             if own_train is not None:
                 own_train()
         finally:
-            if wrapper is not None:
-                wrapper.training = wrapper_mode
-            if own_train is None:
-                for module, training in modes.items():
-                    module.training = training  # train() would overwrite the submodules' own modes
+            for module, training in modes.items():
+                module.training = training  # train() would overwrite the submodules' own modes
     several = len(loaders) > 1
     return [
         {row.name: row.value for row in rows if row.entry.dataloader_idx in (None, index if several else None)}
@@ -275,7 +270,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     rows: list[Row] = []
     if stage != "sanity_check":
         in_fit = progress.fn == "fit"
-        between_steps = not in_fit or run.window.batches_done > 0  # values are then logged at the following step
+        between_steps = not in_fit or run.window.batches_done > 0  # the x axis is then the step to come
         step = progress.stepped_batches if between_steps else progress.logger_step
         rows = run.publish(book.epoch_values(group), step, read_all=not in_fit)
     book.reset(group)
@@ -347,8 +342,8 @@ def _evaluate_loader(
     if progress.eval_batch_idx < 0 and source.num_batches:
         expected = "" if source.num_batches == ENDLESS else f", and {source.num_batches:.0f} were expected"
         rank_zero_warn(
-            f"The {word} loader, a {type(source.loader).__name__}, gave no batch{expected}, so this pass has no "
-            "results of it. An iterator or a generator is used up by its first pass: pass an object that can be "
+            f"The {word} loader, a {type(source.loader).__name__}, gave no batch{expected}, so it has no results "
+            "in this pass. An iterator or a generator is used up by its first pass: pass an object that can be "
             "iterated again and again."
         )
     sink.close()
@@ -424,7 +419,7 @@ def validation_due(run: Run, every: float, is_last: bool) -> bool:
 
 
 def only_stops(run: Run, every: float, is_last: bool) -> bool:
-    """Whether the validation that is due follows this batch only because the run, or the run that it resumes, stops."""
+    """Whether validation is due only because of a request to stop, of this run or of the one that it resumes."""
     if run.limits.val_check_seconds is not None:
         return run.progress.should_stop
     return not _interval_ends(run, every, is_last)

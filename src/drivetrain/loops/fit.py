@@ -1,15 +1,15 @@
-"""The training loop.
+"""The training loop, with the stages 1 to 6 of a batch as ARCHITECTURE.md numbers them.
 
 ::
 
     sanity check; on_train_start
     while not done:                          one epoch
         on_train_epoch_start                 resume.py: start it, or resume the one of the checkpoint
-        for batch in batches:                epoch.py; hop 1: fetched, on the device
-            on_train_batch_start             hop 2
-            step                             hops 3 to 5: training_step, backward, optimizer
+        for batch in batches:                epoch.py; 1: fetched, on the device
+            on_train_batch_start             2
+            step                             3 to 5: training_step, backward, optimizer
             schedulers; on_train_batch_end
-            flush the log; validate          hop 6
+            flush the log; validate          6
         on_train_epoch_end
     on_train_end
 """
@@ -72,7 +72,7 @@ def _prepare(run: Run) -> None:
     progress.enter(Phase.TRAIN_START)
     run.book.begin("train")
     if limits.max_epochs == 0 or limits.max_steps == 0:
-        return  # a limit is 0: run only set-up and teardown, without creating the loader
+        return  # run only set-up and teardown, without creating the loader
     progress.expect_batches(run.loaders.count_training())
     if limits.val_batches != 0 and run.loaders.defined("validate") and run.loaders.is_known("validate"):
         loaders = run.loaders.evaluation("validate")
@@ -109,8 +109,8 @@ def _end_epoch(run: Run) -> None:
 def _close_epoch(run: Run) -> None:
     """Finish an epoch after its end hooks, including those that save.
 
-    A run that resumes here logs the epoch's row again, even if the earlier run has logged it: a duplicate row is better
-    than a missing one. The schedulers step last, so that no later failure can make them step twice.
+    A run that resumes here logs the epoch's values again, even if the earlier run has logged them: a duplicate row is
+    better than a missing one. The schedulers step last, so that no later failure can make them step twice.
     """
     progress, book = run.progress, run.book
     if run.validates_last:
@@ -123,7 +123,7 @@ def _close_epoch(run: Run) -> None:
     # read the values, so that the bar shows them even in an epoch without a flush; an epoch's value wins over a step's
     book.read([row for row in rest if row.entry.to_bar and row.name not in final])
     run.hooks.notify("values_left", rest)
-    if not progress.epoch_cut:  # a run that resumes here may still complete it
+    if not progress.epoch_cut:  # a run that resumes here may complete the epoch
         schedules = Schedules(run)
         schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)
         if run.settings.fast_dev_run:

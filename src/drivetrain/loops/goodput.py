@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -27,12 +26,12 @@ WITHOUT_FAILURE_S = 600.0
 FIRST_SAVE_S = 1.0
 """The training time before the first save, which measures what a save costs."""
 
-_WORK = PARTS[:-1]  # the time that is lost if no later run continues from it
+_WORK = PARTS[:-1]  # the parts whose time is lost if no later run continues from them
 _LONGEST_S = 1e12  # sums of smaller numbers stay finite
 
 
 def _seconds(value: Any, place: str = "") -> float:
-    """Return ``value``, if it is a time. JSON as Python reads it has NaN and infinity too."""
+    """Return ``value`` if it is a finite number of seconds: Python also reads NaN and infinity from JSON."""
     if not abs(number(value, place)) < _LONGEST_S:
         raise WrongForm(place, f"is {value}, and a number of seconds is expected")
     return float(value)
@@ -76,7 +75,7 @@ class Report:
 
     @property
     def goodput(self) -> float:
-        """The share of the wall time that was training steps that count, from 0 to 1."""
+        """The share of the wall time that was spent in training steps whose work was kept, from 0 to 1."""
         return self.seconds["step"] / self.wall_s if self.wall_s > 0 else 0.0
 
     @property
@@ -117,9 +116,9 @@ class _Run:
         self.counts: dict[str, float] = dict(self.last["parts"])
 
     def keep_until(self, step: int, saved: bool) -> None:
-        """Let only the work up to ``step`` count, because a later run continues there; -1: none.
+        """Count only the work up to ``step``, from which a later run continues; -1: count no work.
 
-        ``saved``: it continues from the checkpoint of that step, not from the state in memory after it.
+        ``saved``: the later run continues from that step's checkpoint; else from the state in memory after the step.
         """
         kept = self._parts_at(step, saved)
         self.counts.update({name: min(self.counts[name], kept[name]) for name in _WORK})
@@ -152,14 +151,12 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Record], int]:
     """
     records, unread = list[Record](), 0
     for line in filter(None, files.read(path).split(b"\n")):
-        record: Any = None
-        with contextlib.suppress(ValueError, RecursionError):
-            record = json.loads(line)
         try:
+            record = json.loads(line)
             if not isinstance(record, dict) or record.get("v") != VERSION:
                 raise WrongForm("", "is no record of this version")
             records.append(expect(record, _RECORD))
-        except WrongForm:
+        except (ValueError, RecursionError, WrongForm):
             unread += 1
     return records, unread
 
@@ -169,7 +166,8 @@ def account(records: Iterable[Record], unread: int = 0) -> Report:
 
     A run that resumes from a checkpoint, or whose first step is not 0 because its Trainer has trained before, continues
     the training of the run before it, and what that run did after the checkpoint or the step is lost. A run that begins
-    from the start is a new training if the run before it has finished; otherwise it repeats its work, which is lost.
+    from the start is a new training if the run before it has finished; otherwise it repeats that run's work, which is
+    lost.
     """
     by_run: dict[str, list[Record]] = {}
     for record in records:
@@ -197,7 +195,7 @@ def _sum(runs: list[_Run], unread: int) -> Report:
             seconds["lost"] += run.last["parts"][name] - run.counts[name]
         gap = run.began - runs[index - 1].ended if index else 0.0
         seconds["idle"] += max(0.0, gap)
-        report.overlaps += gap < -1.0  # less: the clocks of two machines
+        report.overlaps += gap < -1.0  # smaller gaps are differences between the clocks of two machines
         report.wall_s += run.last["elapsed"] + max(0.0, gap)
         report.failures += run.why == "exception" or (run.why is None and index < len(runs) - 1)
         report.saves += sum(each["event"] == "save" for each in run.records)

@@ -65,10 +65,10 @@ def _describe(value: Any, device: torch.device, found: list[Any], tensors: list[
         raise CannotRecord(f"the batch holds a {kind.__name__}")
 
 
-# ---- what must stay as it was ----------------------------------------------------------------------------------------
+# ---- what must not change between replays ----------------------------------------------------------------------------
 
 _NEVER_READ = ("_state_dict", "_load_state_dict", "_non_persistent", "_trainer", "_book")
-"""How attributes of modules begin that a step does not read."""
+"""Prefixes of module attributes that a step does not read."""
 
 
 class Watched:
@@ -162,7 +162,7 @@ def _places(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple
 _CONSTANT = frozenset({
     "is_global_zero", "global_rank", "local_rank", "node_rank", "world_size", "num_nodes", "num_devices", "precision",
 })  # fmt: skip
-"""What a step may read of a Trainer: it is the same in each of its steps."""
+"""The attributes of a Trainer that a recorded step may read, because they never change during a run."""
 
 
 class TrainerWhileRecording:
@@ -182,7 +182,7 @@ def index_while_recording(reads: list[str]) -> Any:
     """Return a replacement for ``batch_idx``, which may be passed on; any other use raises."""
 
     def read(*_: Any) -> Any:
-        reads.append("training_step reads batch_idx, which is another one in each step")
+        reads.append("training_step reads batch_idx, which differs from step to step")
         raise CannotRecord(reads[-1])
 
     operations = {name for name in dir(int) if name.startswith("__") and name not in dir(object)}
@@ -191,7 +191,7 @@ def index_while_recording(reads: list[str]) -> Any:
 
 
 class RecordedLogs:
-    """Replaces the logbook of a module; it keeps the calls of ``self.log``, to be repeated after each replay."""
+    """Replaces the logbook of a module while a step is recorded; it keeps the calls of ``self.log`` for each replay."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Any] = {}
@@ -291,9 +291,10 @@ class DeviceRates:
 
 
 def _has_fused_kernel(optimizer: Optimizer) -> bool:
-    """Return whether torch's fused kernel takes the steps. SGD has no other that reads a rate from the device. Adam and
-    AdamW have: it is slower than their steps without ``capturable``, so it is used only where the user has chosen one.
-    The fused kernels read rates in 32 bits.
+    """Return whether the optimizer steps with torch's fused kernel while it reads its rates from the device.
+
+    SGD has no other kernel that can read them there. Adam and AdamW have one, ``capturable``, but it is slower; it is
+    used only if the user has chosen a kernel, or for 64-bit parameters, because fused kernels read rates in 32 bits.
     """
     if type(optimizer) not in (Adam, AdamW):
         return type(optimizer) is SGD

@@ -17,8 +17,7 @@ measured times.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +32,7 @@ from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.torch_private import version_of
 from drivetrain.base.tree import detach, map_leaves
 from drivetrain.errors import ConfigurationError, RunError
+from drivetrain.logbook.parts import logging_into, replaced_in
 from drivetrain.loops.graph_parts import (
     CannotRecord,
     DeviceRates,
@@ -53,7 +53,7 @@ from drivetrain.loops.step_checks import no_graphs, why_not_now, why_not_recorde
 
 WARM_UPS, TRIALS = 3, 3
 FASTER = 0.98
-"""What a replayed step may take of the time of a step without a graph, to be kept by "auto": times vary by 1 %."""
+"""With "auto", a graph is kept if a replay takes less than this share of the time without it: times vary by 1 %."""
 MOST_GRAPHS = 8
 """How many signatures are recorded at most; each keeps the memory of a step."""
 MOST_CHANGES = 8
@@ -207,7 +207,7 @@ class GraphedSteps:
     def _replayed(self, known: _Recorded, tensors: Sequence[Tensor]) -> Any:
         run = self._run
         run.progress.slot[0] = _OPTIMIZER_STEP
-        run.kept.stepping = True  # an exception before the steps are counted finds changed parameters
+        run.kept.stepping = True  # an exception may find changed parameters before the steps are counted
         self._replay(known, tensors)
         run.progress.count_steps(known.steps)
         run.kept.stepping = False
@@ -242,7 +242,7 @@ class GraphedSteps:
     # ---- before a graph is kept ----------------------------------------------------------------------------------
 
     def _warm_up(self, known: _Recorded, batch: Any, batch_idx: int, tensors: Sequence[Tensor]) -> Any:
-        """Run a step without a graph, and check for effects outside the device that a replay would not have."""
+        """Run a step without a graph, and check for effects outside the device: a replay would not have them."""
         assert self._rates is not None
         watched, host = self._watched or self._watch(), self._host_rng()
         versions = list(map(version_of, tensors))
@@ -250,7 +250,7 @@ class GraphedSteps:
         with self._recorder.beside(waits):
             output = self._run_step(batch, batch_idx)
         why, changed = "", watched.changed()
-        if known.seen == 1:  # objects that are created on first use exist afterwards
+        if known.seen == 1:  # objects that a step creates on first use exist now, so watch them from here on
             if changed and any(each.replay is not None for each in self._known.values()):
                 self._forget(changed)
             self._watch()
@@ -287,7 +287,7 @@ class GraphedSteps:
             self._give_up(str(error) if isinstance(error, CannotRecord) else f"recording failed with {error!r}")
             return self._run_step(batch, batch_idx)
         counted = run.progress.global_step
-        with self._logs_recorded() as logs, self._recorder.beside():
+        with logging_into(run.module, logs := RecordedLogs()), self._recorder.beside():
             began = self._now()
             output = self._run_step(batch, batch_idx)
             known.times[0].append(self._now() - began)
@@ -353,7 +353,8 @@ class GraphedSteps:
         counted, window, gradients = run.progress.global_step, run.window.state_dict(), self._gradients()
         watched = self._watched or self._watch()
         try:
-            with self._logs_recorded() as logs, _trainer_hidden(module, reads):
+            hidden = replaced_in(module, "_trainer", lambda trainer: TrainerWhileRecording(trainer, reads))
+            with logging_into(module, logs := RecordedLogs()), hidden:
                 index = index_while_recording(reads)
                 known.output, replay = self._recorder.record(lambda: self._run_step(static, index))
             known.calls, known.window = logs.calls, run.window.state_dict()
@@ -376,14 +377,7 @@ class GraphedSteps:
     def _gradients(self) -> list[tuple[nn.Parameter, Tensor | None]]:
         return [(each, each.grad) for each in self._run.module.parameters()]
 
-    @contextmanager
-    def _logs_recorded(self) -> Iterator[RecordedLogs]:
-        """Context in which the calls of ``self.log`` are kept instead of logged."""
-        logs = RecordedLogs()
-        with _replaced(self._run.module, "_book", lambda _: logs):
-            yield logs
-
-    # ---- when something does not go together ---------------------------------------------------------------------
+    # ---- when a graph cannot be used -----------------------------------------------------------------------------
 
     def _forget(self, changed: str) -> None:
         """Drop all graphs, because an object that they depend on has changed."""
@@ -411,19 +405,3 @@ class GraphedSteps:
 
 def _copied(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
-
-
-def _trainer_hidden(module: nn.Module, reads: list[str]) -> Any:
-    return _replaced(module, "_trainer", lambda trainer: TrainerWhileRecording(trainer, reads))
-
-
-@contextmanager
-def _replaced(module: nn.Module, name: str, make: Any) -> Iterator[None]:
-    """Context in which the attribute ``name`` of each LightningModule in ``module`` is replaced by ``make`` of it."""
-    with ExitStack() as stack:
-        for each in module.modules():
-            own = each.__dict__
-            if own.get(name) is not None:
-                stack.callback(own.__setitem__, name, own[name])
-                own[name] = make(own[name])
-        yield

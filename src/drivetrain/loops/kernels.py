@@ -9,7 +9,7 @@ differently. benchmarks/optimizer_kernels.py measures both. On other devices tor
 module chooses nothing.
 
 The options of an optimizer belong to the user, and checkpoints contain them. A kernel is therefore set only while the
-optimizer steps. The loop is set, too: torch would look at each parameter in each step to find out that it loops.
+optimizer steps. The loop is set as a kernel, too: otherwise torch inspects each parameter in each step before it loops.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 _EQUAL = ("SGD", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax", "Rprop")
-"""Optimizers whose ``foreach`` makes the operations of the loop."""
+"""Optimizers whose ``foreach`` performs the same operations as the loop."""
 
 _ROUNDING = ("NAdam", "RAdam")
 """Optimizers whose ``foreach`` is faster, and rounds differently."""
@@ -78,7 +78,7 @@ def choose(optimizer: Optimizer, wanted: str | None) -> list[Kernel]:
 
 
 def loops(optimizer: Optimizer, kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Return the loop as the kernel of the other groups, if torch steps them in a loop."""
+    """Return the loop as the kernel of each group that has none in ``kernels``, if torch steps that group in a loop."""
     if type(optimizer).__name__ not in _LOOPS:
         return []
     others = [group for group in optimizer.param_groups if not any(group is each.group for each in kernels)]
@@ -111,7 +111,7 @@ def _kernel(kind: type[Optimizer], group: dict[str, Any], may_round: bool) -> Ke
     parameters = group["params"]
     if not all(type(each) is nn.Parameter and each.is_cpu and each.dtype in _DTYPES for each in parameters):
         return None
-    # one per memory: a loop steps a parameter that is there twice with what its first step has left
+    # parameters that share memory: the loop's second step would begin with the result of its first
     count, numbers = len({each.data_ptr() for each in parameters}), sum(each.numel() for each in parameters)
     if count < len(parameters):
         return None

@@ -1,8 +1,8 @@
 """The ledger of a training: a file beside its checkpoints, to which each run appends where its time goes.
 
 A record is one line of JSON, written by one call at the end of the file, so that a killed process leaves all earlier
-records, and at most a part of its last one. Each has the sums since the run began: no record is needed to understand
-another. ``goodput.py`` reads them.
+records, and at most a part of its last one. Each record holds sums since the run began, so it can be read without the
+others. ``goodput.py`` reads them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from drivetrain.loops.progress import Phase
 
 _STEP, _DATA, _VALIDATION, _SAVE, _START = range(len(PARTS))
 _PART_OF = [_START] * (max(Phase) + 1)
-"""By phase, what its time counts as."""
+"""By phase: the part of the run to which its time belongs."""
 _PART_OF[Phase.EPOCH_START : Phase.BETWEEN_EPOCHS + 1] = [_STEP] * (Phase.BETWEEN_EPOCHS + 1 - Phase.EPOCH_START)
 _PART_OF[Phase.FETCH] = _DATA
 _PART_OF[Phase.VALIDATION_DUE] = _VALIDATION
 _PART_OF[Phase.VALIDATION_START : Phase.VALIDATION_END + 1] = [_VALIDATION] * 4
 _BEFORE_A_BATCH = [_START if part == _STEP else part for part in _PART_OF]
-"""The same until a run's first batch begins: a run that resumes is in a phase of a step while it is set up."""
+"""The same, until a run's first batch begins: during set-up, a run that resumes is in a phase of its last batch."""
 _BEFORE_A_BATCH[Phase.BATCH_START] = _STEP
 
 _RECORDS_PER_AGE, _EVERY_S = 100, (1.0, 60.0)  # a record after each 1 % of a run's age, at most each 1 s, at least 60 s
@@ -88,7 +88,7 @@ class TimedSlot:
 class Ledger:
     """Appends the records of one run, at its events and, by a thread, in between.
 
-    A write that fails does not end the run: it is one warning, and the run is measured on.
+    If a write fails, the ledger warns once, and the run continues.
 
     Args:
         path: a local file; its folder is created.
@@ -120,7 +120,7 @@ class Ledger:
         with contextlib.suppress(OSError):
             found, unread = read(self.path)
         earlier = [each for each in found if each["run"] != self._id]
-        self._report = account([*earlier, self._begun, self._begin], unread)  # its own may not have been written
+        self._report = account([*earlier, self._begun, self._begin], unread)  # the file may lack this run's
 
     def report(self) -> Report | None:
         """Return the report of the ledger, until now; ``None`` before the training begins."""
@@ -141,16 +141,12 @@ class Ledger:
         self._saves += 1
         self.write("save")
 
-    def record(self, event: str, **more: Any) -> Record:
-        """Return a record of now, with further entries."""
+    def write(self, event: str, warns: bool = True, **more: Any) -> Record:
+        """Append a record of now with ``more`` entries, and return it. ``warns``: warn if a write has failed, once."""
         elapsed_s, seconds = self.slot.times()
         parts = {name: round(value, 6) for name, value in seconds.items()}
-        own = {"v": VERSION, "run": self._id, "pid": os.getpid(), "event": event, "time": time.time()}
-        return {**own, "elapsed": round(elapsed_s, 6), "step": self._step(), "parts": parts, **more}
-
-    def write(self, event: str, warns: bool = True, **more: Any) -> Record:
-        """Append a record, and return it. ``warns``: warn of a write that has failed, once."""
-        record = self.record(event, **more)
+        record = {"v": VERSION, "run": self._id, "pid": os.getpid(), "event": event, "time": time.time()}
+        record |= {"elapsed": round(elapsed_s, 6), "step": self._step(), "parts": parts, **more}
         # A line begins with its newline, so that a line that was cut damages no other.
         line = b"\n" + json.dumps(record, separators=(",", ":")).encode()
         try:
@@ -189,7 +185,7 @@ _measured_by = -1  # the process whose start was counted; a forked process has a
 
 
 def since_process_start_s() -> float:
-    """Return for how many seconds this process has run; 0.0 in later calls, and where the system does not tell."""
+    """Return the age of this process in seconds; 0.0 in later calls, and on systems that do not report it."""
     global _measured_by
     if _measured_by == os.getpid():
         return 0.0

@@ -221,7 +221,7 @@ class Loaders:
     ) -> Loaders:
         """Return a copy with the same sources, and no loader created yet."""
         other = replace(self, limit=limit, call=call, epoch=epoch)
-        other._nested = self._nested  # both show the newest loaders
+        other._nested = self._nested  # shared, so that both return the newest loaders
         return other
 
     def is_passed(self, stage: str) -> bool:
@@ -291,8 +291,8 @@ class Loaders:
         return self.made_passes
 
     def division(self) -> dict[str, int | None]:
-        """Return how the training loader is shared out: the entries ``data_ranks`` and ``divided_from`` of a
-        checkpoint.
+        """Return how the training samples are divided among the ranks: the entries ``data_ranks`` and ``divided_from``
+        of a checkpoint.
         """
         if self.made_training is None:
             return {}
@@ -308,7 +308,7 @@ class Loaders:
         ``shares``, also at the epoch's start.
 
         Returns:
-            The number of batches as which the first ``done`` samples count.
+            The number of batches that the first ``done`` samples count as.
         """
         batches = rank_batches(self.training())
         if batches is None and (done or shares):

@@ -15,7 +15,7 @@ State = dict[str, Any]
 
 _HOLDERS = (nn.Module, list, tuple, dict)
 _OF_TORCH = frozenset(vars(nn.Module()))
-"""What every module has: its children, parameters and hooks."""
+"""The attributes of every module, such as its children, parameters and hooks, in which no metric object is searched."""
 
 
 def metrics_in(owner: Any) -> dict[str, nn.Module]:
@@ -75,11 +75,11 @@ def set_state(metric: Any, saved: State, forget: bool = True) -> None:
 
 
 def merged_states(metric: Any, saved: Sequence[State]) -> tuple[State, list[str]]:
-    """Return the state of a metric object that has seen the samples of all ``saved`` ones; of none, its first state.
+    """Return the state of a metric object that has seen the samples of all ``saved`` states; without any, the initial.
 
     Returns:
-        The state, and the names of those parts whose reduction over ranks is a function of the metric's own: they are
-        the first one's.
+        The state, and the names of its parts that are taken from the first of ``saved`` alone, because the metric
+        reduces them over ranks with a function of its own.
     """
     kept: list[str] = []
     if not saved:
@@ -112,17 +112,18 @@ _REDUCED: dict[str, Callable[[list[Tensor]], Tensor]] = {
 """How torchmetrics reduces a state over ranks, by the names of its functions."""
 
 
-def copied_states(module: nn.Module) -> dict[str, State]:
-    """Return copies of the states of ``module``'s metric objects: an update may write into the tensors."""
-
-    def copied(value: Any) -> Any:
-        return value.clone() if isinstance(value, Tensor) else copy.copy(value)
-
-    found = {place: state_of(metric) for place, metric in metrics_in(module).items()}
-    return {
-        place: {**saved, "states": {key: copied(value) for key, value in saved["states"].items()}}
-        for place, saved in found.items()
+def copied_state(metric: nn.Module) -> State:
+    """Return a copy of a metric object's state: an update may write into its tensors, and append to its lists."""
+    saved = state_of(metric)
+    values = {
+        key: value.clone() if isinstance(value, Tensor) else copy.copy(value) for key, value in saved["states"].items()
     }
+    return {**saved, "states": values}
+
+
+def copied_states(module: nn.Module) -> dict[str, State]:
+    """Return copies of the states of ``module``'s metric objects by their paths."""
+    return {place: copied_state(metric) for place, metric in metrics_in(module).items()}
 
 
 def set_states(owner: Any, states: Mapping[str, State], forget: bool = True) -> None:

@@ -21,8 +21,8 @@ from drivetrain.strategies.step import Step as StepVerbs
 Step = Callable[[Any, int, int, bool, int], Any]
 """``step(batch, batch_idx, position, last, divisor)`` returns what ``training_step`` returned.
 
-``position`` counts the window's batches from 1, ``last`` says that the window ends here; the loss is divided by
-``divisor``, the number of batches the window was expected to hold. Counts its optimizer steps in
+``position`` counts the window's batches from 1. ``last``: the window ends with this batch. The loss is divided by
+``divisor``, the expected number of batches in the window. A step counts its optimizer steps in
 ``progress.global_step``.
 """
 
@@ -146,8 +146,9 @@ def hold_back(run: Run) -> Callable[[], AbstractContextManager[Any]] | None:
 
 
 def exchanges_always(run: Run) -> bool:
-    """Whether the ranks exchange gradients in every backward pass; an override may call ``super()`` in that case
-    too.
+    """Whether the ranks exchange gradients in every backward pass.
+
+    A strategy's override of ``accumulating`` may call the base method, which records that. So the context is entered.
     """
     held_back, driver = hold_back(run), run.engine.strategy.driver
     if held_back is None:
@@ -182,7 +183,7 @@ def bind_before_step(run: Run, optimizer: Optimizer | None) -> Callable[[], None
     clip_val, algorithm = settings.gradient_clip_val, settings.gradient_clip_algorithm
     clip = bind_clipping(run)
     unscale = precision.unscale_gradients if precision.scales_loss else None
-    # A window may have begun under another limit; several ranks divide by the sum of all weights.
+    # A window may have begun when accumulate_grad_batches was larger; several ranks divide by the sum of all weights.
     several = run.limits.accumulate > 1 or window.batches_done > 0 or window.gather is not None
     may_rescale = several and not run.engine.strategy.facts.handles_gradient_accumulation
     if optimizer is None or not (before_step_hooks or clip or unscale or may_rescale):

@@ -106,10 +106,10 @@ class Phase(IntEnum):
 
 
 _PHASES: Mapping[int, Phase] = {int(phase): phase for phase in Phase}
-"""Looking up a member in its enumeration takes two calls."""
+"""The phases by number: ``Phase(number)`` would make two calls."""
 
 _STAGES: Sequence[RunningStage | None] = (None, RunningStage.TRAINING, *RunningStage)
-"""By the tens digit of a phase: none; training, which has two digits; then the other stages in their order."""
+"""The stage by the tens digit of a phase: 0 is none; 1 and 2 are training; then follow the other stages in order."""
 
 
 def phase_name(number: int) -> str:
@@ -135,10 +135,11 @@ class Progress:
         current_epoch: epochs whose last batch is done; while one runs, its index from 0.
         batch_idx: index of the current batch in its epoch, from 0; -1 before the first.
         batches_done: batches of the current epoch whose hooks have all run.
-        earlier_batches: batches of all epochs that have ended; ``total_batches`` adds the current one's.
+        earlier_batches: batches of all epochs that have ended; ``total_batches`` adds those of the current epoch.
         global_step: optimizer steps.
-        stepped_batches: windows done, whether or not their step happened. The loggers' x axis is the index of the last
-            window, ``logger_step``: with several optimizers ``global_step`` would count each batch more than once.
+        stepped_batches: finished windows, including those whose optimizer step was skipped. The loggers' x axis is the
+            index of the last window, ``logger_step``: with several optimizers, ``global_step`` counts a batch several
+            times.
         num_training_batches: batches per epoch; ``inf`` if the loader has no length.
         stepped: whether the last batch's optimizer step happened.
         flush_due: the last batch's logged values have not been read yet.
@@ -266,8 +267,7 @@ class Progress:
         """Index of the last batch with an optimizer step, from 0: the x axis of logged values."""
         return max(self.stepped_batches - 1, 0)
 
-    # ---- changes
-    # ---------------------------------------------------------------------------------------------------------
+    # ---- changes -----------------------------------------------------------------------------------------------------
 
     def begin_run(self, fn: TrainerFn) -> None:
         """Reset the state of an unfinished earlier run; counters stay."""
@@ -282,7 +282,7 @@ class Progress:
         self.loss, self.shows_loss, self.loss_wanted = None, False, False
 
     def end_run(self, interrupted: bool = False) -> None:
-        """Called when the entry point returns; if it raises, the phase does not change."""
+        """Called when the entry point ends; after an exception (``interrupted``), the phase does not change."""
         if interrupted:
             self.status = TrainerStatus.INTERRUPTED
         else:
@@ -329,7 +329,7 @@ class Progress:
         self.resumed_batches = self.total_batches
 
     def count_epochs_as(self, epochs: int) -> None:
-        """Set the number of finished epochs for the next fit; in earlier generations, it repeats the last epoch."""
+        """Set the number of finished epochs; a fit of ``drivetrain.legacy`` lowers it to train the last epoch again."""
         self.current_epoch = epochs
 
     def expect_batches(self, count: float) -> None:
@@ -348,7 +348,7 @@ class Progress:
         self.batches_done, self.slot[0], self.end_began = 0, Phase.BETWEEN_EPOCHS, False
 
     def show_batch(self, batch_idx: int, is_last: bool) -> None:
-        """Show a batch that is computed again, or the present one again."""
+        """Set the batch that :attr:`batch_idx` shows, while an earlier batch is computed again and after that."""
         self.batch_idx, self.is_last_batch = batch_idx, is_last
 
     def count_steps(self, steps: int) -> None:
@@ -356,11 +356,11 @@ class Progress:
         self.global_step += steps
 
     def want_loss(self) -> None:
-        """Let the loop read the loss once; any thread may call it."""
+        """Ask the loop to read the loss of the next batch; any thread may call this."""
         self.shows_loss = self.loss_wanted = True
 
     def show_loss(self, loss: float | None) -> None:
-        """Show the loss that was read; ``None``: the step returned none."""
+        """Set the loss that a progress bar shows; ``None``: the step returned no loss, so the last one stays."""
         self.loss_wanted = False
         if loss is not None:
             self.loss = loss

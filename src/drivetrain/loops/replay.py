@@ -1,4 +1,4 @@
-"""Compute a window once more from its start, and compare, which shows whether a training step is deterministic."""
+"""Compute a window a second time from its start, and compare: this shows whether the training step is deterministic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base import torch_private
 from drivetrain.base.compiled import plain_names
-from drivetrain.base.fingerprint import as_integers
 from drivetrain.base.operations import Operation, Operations, innermost_line
 from drivetrain.base.seed import isolate_rng, rng_state, set_rng_state
 from drivetrain.base.torch_private import own_buffers
@@ -38,7 +37,7 @@ _LINE = re.compile(r'  File "(.+)", line (\d+)')
 
 
 class Replay:
-    """Replays some windows of a run: computes them once more, after the first time and from the same state.
+    """Replays some windows of a run: computes them a second time, from the same state.
 
     Args:
         run: the run.
@@ -99,8 +98,9 @@ class ReplayedWindow:
         self.losses, self.random = list[Tensor | None](), list[dict[str, Any]]()
 
     def keep(self, batch: Any, *others: Any) -> None:
-        """Keep the arguments of the step for a batch, and the random states: fetching a batch may draw, and so may a
-        validation inside of the window. Tensors are copied, because the step may change them.
+        """Keep a batch, the step's other arguments and the random states, which fetching or validating may change.
+
+        Tensors are copied, because the step may write into them.
         """
         arguments, run, rng = (map_leaves(_copied, batch), *others), self._run, rng_state()
         restore_generators = restorer(generators_among(run.module.modules()))
@@ -131,14 +131,14 @@ class ReplayedWindow:
             yield
 
     def differences(self) -> list[str]:
-        """Replay the window; return what has other bits than the first time, as parts of a sentence."""
+        """Replay the window; return the results that are not bit-equal to the first ones, as parts of a sentence."""
         first, other = self._first, self._again()
         pairs = zip(self._batches, first.losses, other.losses, strict=True)
-        batches = [str(arguments[1]) for (arguments, *_), *losses in pairs if not _same(*losses)]
+        batches = [str(arguments[1]) for (arguments, *_), *losses in pairs if not same_bits(*losses)]
         found = [f"the loss of batch {', '.join(batches)}"] if batches else []
         for kind in ("gradients", "clipped"):
             before, after = getattr(first, kind), getattr(other, kind)
-            names = [name for name, gradient in before.items() if not _same(gradient, after[name])]
+            names = [name for name, gradient in before.items() if not same_bits(gradient, after[name])]
             if names:
                 found.append(f"the {'clipped ' if kind == 'clipped' else ''}gradients of {some(names)}")
                 break
@@ -147,7 +147,7 @@ class ReplayedWindow:
         return [*found, f"the random state of {', '.join(states)}"] if states else found
 
     def operations(self) -> list[Operation]:
-        """Replay the window, and return its operations; of those of a backward pass, the place of the forward pass."""
+        """Replay the window, and return its operations; those of a backward pass have the place of their forward."""
         mode = Operations(_place)
         with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes keep the stack of their forward pass
             self._again(mode)
@@ -182,7 +182,7 @@ class ReplayedWindow:
         return {name: None if each.grad is None else _on_host(each.grad) for name, each in named.items()}
 
     def _clipped(self) -> dict[str, Tensor | None]:
-        """Clip the gradients, and return them; scaled ones are not clipped."""
+        """Clip the gradients, and return them; empty if nothing clips, or if the precision scales gradients."""
         run, settings = replace(self._run, hooks=self._run.hooks.without_callbacks()), self._run.settings
         clip = pieces.bind_clipping(run)
         if clip is None or self._optimizer is None or run.engine.precision.scales_loss:
@@ -225,12 +225,6 @@ def _copied(leaf: Any) -> Any:
 def _loss_in(output: Any) -> Tensor | None:
     loss, _ = loss_of(output, True)
     return None if loss is None else _on_host(loss)
-
-
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return (one.shape, one.dtype) == (other.shape, other.dtype) and torch.equal(as_integers(one), as_integers(other))
 
 
 def _place(frame: Any) -> str:

@@ -41,16 +41,16 @@ from drivetrain.strategies.sharded_state import boxes_of
 
 State = dict[str, Any]
 
-# without a call in Python for each object
+# numbers, because comparing them with a phase makes no call
 _INSIDE_EPOCH = (int(Phase.BATCH_END), int(Phase.FETCH))
 _SIZE: Form = (int, None, count)
 RESTART: Form = {
     "data?": (Mapping, None), "exact?": bool, "settled?": bool, "cut_off?": bool, "ahead?": [str],
     "samples?": (None, count), "loaders?": {str: count}, "callback_metrics?": {str: number},
-    "data_ranks?": (None, count), "divided_from?": count,
+    "agreed_steps?": {str: number}, "data_ranks?": (None, count), "divided_from?": count,
     "order?": (None, {"sampler": str, "samples": _SIZE, "dataset": _SIZE, "options": Mapping}),
 }  # fmt: skip
-"""The form of what :func:`capture` returns, without the parts that are checked by themselves."""
+"""The form of a result of :func:`capture`, without the entries that have checks of their own."""
 
 
 def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: bool = False) -> State:
@@ -62,20 +62,20 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
         deferred: leave out what :func:`_window_start` can add later; ``rng`` may be a function that returns the state.
 
     Returns:
-        ``progress``, the counters; ``rng``, the random state; ``data``, this rank's position in the training loader or
-        ``None``; ``samples``, how many samples of the epoch all ranks together have done, or batches of a user's own
-        batch sampler, or ``None``;
-        ``order``, as :func:`drivetrain.data.order_of` returns it;
-        ``data_ranks``, how many ranks share out one order of samples, or ``None`` if each has its own loader;
-        ``divided_from``, if the epoch was resumed with batches of another size: how many samples those had;
-        ``window`` and ``gradients``, of a window that is not complete; ``logged``, the epoch's running reductions;
-        ``exact``: whether a run that resumes here equals an uninterrupted one; ``cut_off``: it does not, because the
-            optimizer has stepped and the rest of its batch was not run; ``callbacks``, their states where the present
-            ones would be wrong; ``ahead``, callbacks whose states belong to a later point; ``settled``, whether the
-            log's flush, the validation and the schedulers that follow the last batch are also done; ``buffers`` and
-            ``options``, the modules' buffers and the optimizers' and schedulers' options at that point, like
-            ``callbacks``; ``rank_state`` of a user's strategy, likewise; ``precision``, a function that returns the
-            precision's state, where the present one would be wrong.
+        A dictionary with these entries; an entry without a value may be missing.
+
+        - ``progress``: the counters. ``rng``: the random state. ``data``: this rank's position in the training loader.
+        - ``samples``: the samples of this epoch that all ranks together have done; batches with a user's batch sampler.
+        - ``order``: a result of :func:`drivetrain.data.samplers.order_of`.
+        - ``data_ranks``: the number of ranks that share one order of samples; ``None``: each has its own loader.
+        - ``divided_from``: if the epoch was resumed with another batch size, the number of samples before that.
+        - ``window``, ``gradients``: of an incomplete window. ``logged``: the epoch's running reductions.
+        - ``exact``: whether a run that resumes here equals an uninterrupted one. ``cut_off``: the optimizer has stepped,
+          and the rest of its batch did not run.
+        - ``settled``: the log's flush, the validation and the schedulers that follow the last batch are done, too.
+        - ``callbacks``, ``buffers``, ``options`` (of optimizers and schedulers), ``rank_state``, ``precision`` (a
+          function): the states at the point where the run resumes, if the present states belong to another point.
+        - ``ahead``: the names of callbacks whose states belong to a later point.
 
     Raises:
         CheckpointError: an optimizer was interrupted in the middle of its step.
@@ -101,6 +101,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
         "data": _position(run),
         "logged": _logged(run, metrics),
         "callback_metrics": dict(run.book.refresh()),
+        "agreed_steps": {**run.book.agreed_steps},
         "metrics": {place: states_before.get(id(metric)) or state_of(metric) for place, metric in metrics.items()},
         "exact": not in_batch,
     }
@@ -281,9 +282,7 @@ class Options:
         self._may_change = bool(self.schedulers) or any(isinstance(each, (Tensor, list)) for each in options)
 
     def hold(self, strategy: Any) -> bool:
-        """Return whether nothing has changed since; ``False`` if that is not known, as with tensors and schedulers,
-        which change in place.
-        """
+        """Return whether nothing has changed since; ``False`` with tensors or schedulers, which may change in place."""
         if self._may_change or strategy.lr_scheduler_configs:
             return False
         now = _parts(strategy)
@@ -303,7 +302,7 @@ class Options:
 
 
 def _parts(strategy: Any) -> list[Any]:
-    """Return everything of which the groups of the optimizers consist, to be compared by identity."""
+    """Return all objects in the optimizers' parameter groups, to be compared by identity."""
     parts: list[Any] = []
     for optimizer in strategy.optimizers:
         for group in optimizer.param_groups:
@@ -335,9 +334,9 @@ def _logged(run: Run, metrics: Mapping[str, nn.Module]) -> list[State]:
     lost = [entry["name"] for entry in states if entry["metric"] is not None and id(entry["metric"]) not in places]
     if lost and not run.progress.epoch_ending:
         rank_zero_warn(
-            f"{', '.join(lost)}: the metric object that is logged so cannot be reached from an attribute of "
-            f"{type(run.module).__name__}, so the checkpoint lacks its state. Keep it in an attribute, or in a list or "
-            "dictionary that is one."
+            f"{', '.join(lost)}: the metric object that is logged under this name cannot be reached from an attribute "
+            f"of {type(run.module).__name__}, so the checkpoint lacks its state. Keep it in an attribute, or in a list "
+            "or dictionary that is one."
         )
     return [{**entry, "metric": places.get(id(entry["metric"]))} for entry in states]
 
@@ -370,7 +369,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
         kept.window_start = None  # the earlier snapshot is out of date
         inside = progress.slot[0] in _INSIDE_EPOCH and progress.batch_idx >= 0 and not progress.end_began
         if inside and run.restart is None and not metrics and not run.holds_gradients:
-            # by far the most frequent place: here, most of the questions of capture() have one answer
+            # by far the most frequent case, in which most entries of capture() have a fixed value
             passes = loaders.made_passes
             start = {
                 "progress": progress.deferred_state_dict(), "rng": kept_rng_state(),
@@ -378,7 +377,8 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
                     "held": 0, "divisor": window.size, "should_stop": progress.should_stop and run.stop_is_delayed(),
                 },
                 "data": None if passes is None else passes.flight or passes.position(),
-                "logged": [], "callback_metrics": {}, "metrics": {}, "exact": True, "settled": True,
+                "agreed_steps": {**book.agreed_steps}, "logged": [], "callback_metrics": {}, "metrics": {},
+                "exact": True, "settled": True,
             }  # fmt: skip
             if book.has_entries("train"):
                 start["logged"] = copy.deepcopy(_logged(run, metrics))
@@ -401,7 +401,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
             start["options"] = options
             start["callbacks"] = _callback_states(run)
             start["buffers"] = _buffers(run) if any(map(own_buffers, modules)) else {}
-            if has_rank_state:  # of gradients that the window exchanges, for example
+            if has_rank_state:  # exchanging a window's gradients may change it
                 start["rank_state"] = copy.deepcopy(strategy.rank_state(run.module))
         versions = _versions(parameters)
         kept.window_start = start

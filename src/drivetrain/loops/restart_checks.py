@@ -40,7 +40,7 @@ _PROGRESS: Form = {
     },
     "should_stop?": bool, "validation?": _validation, "eval_steps?": {str: (list, [COUNT])},
 }  # fmt: skip
-"""The counters: those of a fresh fit, of the same kinds."""
+"""The form of the counters, with the types that they have in a new fit."""
 
 
 def check_progress(saved: Any) -> None:
@@ -54,7 +54,7 @@ def check_progress(saved: Any) -> None:
         held, divisor = saved.get("held", 0), saved.get("divisor", 1)
         if held >= divisor and (held or not divisor):
             raise WrongForm("['held']", f"is {held}, of a window of {divisor} batches that is not complete")
-        # the counters are beyond an epoch that was cut short
+        # the counters already include an epoch that was cut short
         if saved.get("epoch_cut") and not saved.get("epoch_ending"):
             for name, least in (("current_epoch", 1), ("earlier_batches", saved.get("cut_batches", 0))):
                 if saved[name] < least:
@@ -139,7 +139,7 @@ def _check_window(restart: State, module: nn.Module) -> None:
                 raise wrong
             raise CheckpointError(
                 "The checkpoint was saved inside a window of batches, where each rank keeps its part of the gradients. "
-                f"Of {name} this rank had shape {tuple(shape)}{_at(place)}, and now it holds shape "
+                f"This rank's part of {name} had the shape {tuple(shape)}{_at(place)}, and now it has the shape "
                 f"{tuple(here.shape)}{_at(places.get(name))}. Resume with the strategy and the mesh that it was saved "
                 "with, or from a checkpoint that was saved between two windows."
             )

@@ -165,7 +165,7 @@ def _restore_end_of_pass(run: Run, state: State, batches: Batches) -> None:
 
 
 def _keep_position(run: Run, state: State) -> None:
-    """Let later checkpoints of an epoch that ends here, without a further batch, contain its position in the data."""
+    """Keep the position in the data for later checkpoints: the epoch ends here without a further batch."""
     run.loaders.passes().flight = state.get("data")
 
 
@@ -197,7 +197,7 @@ def _check_order(run: Run, state: State) -> None:
     if not then or not now:
         return
     kind, sampler = type(loader).__name__, now["sampler"]
-    differences = []  # what differs, and what has to be the same
+    differences = []  # pairs: the difference, and the loader that would fit
     if then["sampler"] != sampler:
         what = f"whose samples a {then['sampler']} had ordered, and this {kind} has a {sampler}"
         differences.append((what, "with the same shuffle and sampler"))
@@ -264,7 +264,7 @@ def _count_as(run: Run, state: State, batches: int) -> None:
         f"as {number_of(batches, 'batch')} of this {type(loader).__name__}, and training continues with the "
         "next one."
         + (" In the unfinished window, each batch counts alike." if run.window.batches_done else "")
-        + (" Random numbers that its workers draw are others." if data.get("workers") else "")
+        + (" Its workers draw other random numbers than before." if data.get("workers") else "")
     )
     state["data"] = {**{key: value for key, value in data.items() if key != "workers"}, "given": batches}
     progress.count_batches_as(batches)
@@ -280,8 +280,9 @@ def _check_batches_done(run: Run, data: dict[str, Any] | None) -> None:
     done = progress.batches_done
     if data is None and not progress.is_last_batch:
         raise CheckpointError(
-            f"The checkpoint was saved after {done} batches of epoch {progress.current_epoch}, and does not say which "
-            "those were. Resume from one that was saved at the end of an epoch, or load only its weights."
+            f"The checkpoint was saved after {done} batches of epoch {progress.current_epoch}, and contains no "
+            "position in the training data. Resume from one that was saved at the end of an epoch, or load only its "
+            "weights."
         )
     if done >= progress.num_training_batches and not progress.is_last_batch:
         raise CheckpointError(
@@ -325,6 +326,7 @@ def restore_results(run: Run) -> None:
         return
     with naming(run.resumed_from), restoring("the metric objects"):
         run.book.callback_metrics.update(run.restart.get("callback_metrics", {}))
+        run.book.agreed_steps.update(run.restart.get("agreed_steps", {}))
         set_states(run.module, run.restart.get("metrics", {}))
 
 
@@ -409,6 +411,6 @@ def warn_if_inexact(run: Run) -> None:
         again = "given" in (state.get("data") or {}) and "loader" not in state["data"]
         rank_zero_warn(
             "The checkpoint was saved in the middle of a batch, which "
-            + ("is run again with other random numbers" if again else "this kind of loader cannot give again")
+            + ("is run again with other random numbers" if again else "this kind of loader cannot yield again")
             + ". Save in on_train_batch_end or later to resume exactly."
         )

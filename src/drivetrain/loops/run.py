@@ -132,8 +132,8 @@ class KeptStates:
         unchanged: returns whether the parameters are still as they were at that point.
         stepping: an optimizer is changing parameters; set only if ``saves_on_exception``. step_hooks: the two hooks on
             optimizers' steps that set it, before and after the step.
-        before_validation: the state for a checkpoint from inside the running validation. draws_undone: its random
-            states also belong into a checkpoint from after the validation.
+        before_validation: the state for a checkpoint from inside the running validation. draws_undone: a checkpoint
+            that is saved after the validation also gets its random states from there.
         at_epoch_start: the states of callbacks and buffers before ``on_train_epoch_start``, if ``saves_on_exception``.
         token: a unique name of this fit, equal on all ranks; only if ``saves_on_exception``.
     """
@@ -179,7 +179,7 @@ class ValidationClock:
 
     def is_over(self, seconds: float, batches: int, strategy: Strategy) -> bool:
         """Whether ``seconds`` have passed, by one clock for all ranks; the answer is the same during one batch."""
-        if self._answer[0] != batches:  # a callback may have asked already
+        if self._answer[0] != batches:  # a callback may have called this before, in the same batch
             self._answer = batches, strategy.broadcast(time.monotonic() - self._began >= seconds)
         return self._answer[1]
 
@@ -190,16 +190,17 @@ class Run:
 
     Attributes:
         log: passes flushed metrics and a step to the loggers; ``None`` without loggers.
-        batches: the pass over the training loader, for a step with ``dataloader_iter``; ``None`` for all others.
+        batches: the pass over the training loader, for a step with ``dataloader_iter``; ``None`` for other steps.
         window: the current window.
         restart: the restart point of the checkpoint, until the loop has resumed there.
         resumed_from: the path of the checkpoint of ``restart``, for messages.
         restored: the loop has restored ``restart``, except the position in the training data.
         stale: a limit, a callback, a logger or an optimizer was changed: the loop binds again at the next batch.
-        validates_last: a validation at the end of an epoch comes after the epoch's end hooks; otherwise before them.
+        validates_last: a validation at the end of an epoch runs after the epoch's end hooks; otherwise before them.
         uneven: the :class:`drivetrain.loops.uneven.UnevenInputs` of the pass over the training data; ``None`` with one
             rank.
-        stop: ``stopping.stopper``, once it has a request to end the fit: the loop calls it at the end of each batch.
+        stop: ``stopping.stopper`` after a request to end the fit, which the loop then calls at the end of each batch;
+            else ``None``.
         splitter: runs batches in parts after an out-of-memory error; ``None`` without ``split_on_oom``.
         graphs: steps that were recorded: a :class:`drivetrain.loops.graphs.GraphedSteps`; ``None`` without
             ``cuda_graphs``.
@@ -244,7 +245,7 @@ class Run:
     def publish(self, rows: list[Row], step: int, read_all: bool = False) -> list[Row]:
         """Read ``rows`` from the device and pass the loggers their values; return all values that were read.
 
-        Values for neither a logger nor the bar are only read with ``read_all``.
+        With ``read_all``, it also reads values that neither a logger nor the progress bar gets.
         """
         log = self.log
         if log is None:
@@ -301,8 +302,8 @@ class Run:
         self.optimizers.manual_backward = None
 
     def let_go(self) -> None:
-        """Drop state that only a running loop needs. State that was not restored stays: a later checkpoint passes it
-        on.
+        """Drop the state that only a running loop needs. A checkpoint's state that the loop has not restored stays, for
+        the next checkpoint.
         """
         self.kept.window_start = self.batches = None
         self.hooks.observers.clear()
@@ -360,7 +361,7 @@ class Run:
         progress, limits = self.progress, self.limits
         if self.engine.strategy.facts.is_distributed and not self.stopping.agreed:
             return False
-        # current_epoch counts complete epochs inside an epoch, and rises after the end hooks
+        # inside an epoch, current_epoch is the number of complete epochs; it rises after the end hooks
         allowed = progress.current_epoch >= limits.min_epochs and progress.global_step >= limits.min_steps
         if not allowed and not self.stopping.delay_reported:
             self.stopping.delay_reported = True

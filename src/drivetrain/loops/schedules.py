@@ -72,8 +72,8 @@ class Schedules:
         cure = 'Log it, or set "strict": False to skip the scheduler while it is missing.'
         if config.interval == "step":
             cure = (
-                'With "interval": "step" the scheduler looks after an optimizer step, before the first validation. If '
-                'a validation logs the value, write "interval": "epoch"; else log it in training_step.'
+                'With "interval": "step" the scheduler reads it after an optimizer step, before the first validation. '
+                'If a validation logs the value, write "interval": "epoch"; else log it in training_step.'
             )
         message = (
             f"{type(config.scheduler).__name__} watches {config.monitor!r}, which was not logged. "

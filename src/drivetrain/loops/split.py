@@ -37,7 +37,7 @@ _BACKWARD, _OPTIMIZER_STEP = int(Phase.BACKWARD), int(Phase.OPTIMIZER_STEP)
 
 @dataclass
 class _Kept:
-    """A batch of the current window, and what is needed to run it again."""
+    """A batch of the current window, with the arguments and the random state with which it ran."""
 
     batch: Any
     batch_idx: int
@@ -63,13 +63,11 @@ class SplitWindow:
         self._strategy, self._window = run.engine.strategy, run.window
         self._shared = run.window.gather is not None
         self._parameters = [each for each in run.module.parameters() if each.requires_grad]
-        precision = run.engine.precision
-        self._precision = precision if precision.scales_loss else None
         before: SplitWindow | None = run.splitter
         new_passes = load(self._strategy.facts.local_passes)
         self.passes: LocalPasses = new_passes(self._strategy) if before is None else before.passes
         self._kept: list[_Kept] = [] if before is None else before._kept  # the step may be rebound inside a window
-        # the number of the window's batches before a checkpoint
+        # the window's gradients at its first batch in this run, if a checkpoint was saved inside the window
         self._gradients: list[Tensor | None] | None = None if before is None else before._gradients
         self._at_start: dict[str, Any] = {} if before is None else before._at_start
         self._parts: int = 1 if before is None else before._parts  # the current number of parts of each batch
@@ -121,7 +119,7 @@ class SplitWindow:
             self._gradients = [None if each.grad is None else each.grad.clone() for each in self._parameters]
 
     def _run_batch(self, kept: _Kept, logs: bool) -> Any:
-        """Run one batch of the window in the current number of parts; ``logs``: its logged values count."""
+        """Run one batch of the window in the current number of parts; ``logs``: keep its logged values."""
         run, window = self._run, self._window
         if self._again:
             set_rng_state(kept.rng)
@@ -248,11 +246,10 @@ class SplitWindow:
         return stepped
 
     def _step_optimizer(self) -> bool:
-        if self._precision is not None:
-            self._precision.optimizer_step(self._optimizer)
-            return self._precision.stepped
-        self._optimizer.step()
-        return True
+        precision = self._run.engine.precision
+        precision.stepped = True
+        precision.optimizer_step(self._optimizer)
+        return precision.stepped
 
     def _versions(self, known: set[Any] | None = None) -> list[int]:
         """Return the versions of all parameters, and of the tensors in the optimizer's state for ``known``

@@ -28,8 +28,8 @@ _VERBS = (
 
 
 def check(module: Any, settings: Settings, strategy: Strategy) -> None:
-    """Before anything is built, check that a step of ``module`` can be split, recorded or replayed, if the
-    settings ask for that.
+    """Check that a step of ``module`` can be split, recorded or replayed, if the settings ask for it; nothing is built
+    yet.
 
     Raises:
         ConfigurationError: the step does not work with the argument; the message gives the reason and what to leave

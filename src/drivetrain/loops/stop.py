@@ -42,7 +42,7 @@ TIME_LIMIT = "the time limit"
 REQUEUE = "the cluster's signal"
 _SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 _POLL_S = 0.25  # seconds between two checks of the store
-_ANSWERS_EACH = 4  # checks of the store for each answer to the other ranks' request for the position
+_ANSWERS_EACH = 4  # after so many checks of the store, answer the ranks that ask for this rank's position
 _LOOK_S = 1.0  # seconds between two checks whether a rank of this machine has ended
 _PAUSE_S = 0.01  # seconds between two checks for the numbers of the other ranks
 _NEVER = sys.maxsize  # also instead of a batch number: the rank has left its fit
@@ -54,10 +54,10 @@ _ended_in: list[int] = []  # the process whose run is already ending because of 
 
 
 class Note:
-    """How the line that answers Ctrl-C is written to a terminal on which a progress bar may be.
+    """The line that answers Ctrl-C, on a terminal that may show a progress bar.
 
     Attributes:
-        before, after: what is written around it; a bar that draws removes itself before the line.
+        before, after: the bytes around the line; a progress bar sets them so that the line replaces it.
         is_written: whether Ctrl-C was pressed in the running fit.
     """
 
@@ -66,7 +66,7 @@ class Note:
     is_written: bool = False
 
     def stand_above(self, lines: int = 0) -> None:
-        """Replace a bar of so many lines, with the cursor in the last; 0: there is no bar."""
+        """Write above a bar of ``lines`` lines, whose cursor is in the last line; 0: there is no bar."""
         self.before = b"\r\x1b[2K" + b"\x1b[1A\x1b[2K" * (lines - 1) if lines else b"\n"
         self.after = b"\n" * (lines - 1)  # the bar moves up by its lines when it is drawn again
 
@@ -133,7 +133,7 @@ class Stop:
                 self._leave()
         for reason in (self._reason, self._wanted, self._next):
             if reason in _SIGNALS.values():
-                if self._size == 1:  # several ranks have no batch left after which they could agree to save
+                if self._size == 1:  # several ranks would have to agree on a batch first, and have no batch left
                     self._save(reason)
                 raise _exception(reason)
         if not self._time_over:

@@ -1,4 +1,6 @@
-"""As many batches on each rank, from loaders of different lengths: see [Note: uneven ends] in data/samplers.py."""
+"""Let all ranks run equally many batches, although their loaders differ in length: [Note: uneven ends] in
+data/samplers.py.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ class UnevenInputs:
         return iter(self._kept)
 
     def repeat(self, batch: Any) -> None:
-        """Return the batch that this rank repeats when a pass resumes after its own last batch."""
+        """Set the batch that this rank repeats if its pass resumes after its own last batch."""
         assert isinstance(self._kept, PaddedBatches)  # its length is known, and smaller than another rank's
         self._kept.batch = batch
 

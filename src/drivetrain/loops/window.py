@@ -42,14 +42,15 @@ class Window:
         reference: the largest weight so far; ``None`` while losses are plain. Weighted gradients are stored in units of
             this weight, so that no batch is scaled up and 16-bit floats do not overflow.
         total: the sum of the weights.
-        factor_here: the weight of this rank's mean over the current batch among the ranks: see
-            :class:`drivetrain.data.samplers.Share`. The factor is 0 for a repeated batch, which does not count.
+        factor_here: the factor of this rank's loss in the mean over the ranks: see
+            :class:`drivetrain.data.samplers.Share`. It is 0 for a repeated batch, which does not count.
         gather: returns the tensor of every rank of the data group, stacked; ``None`` with one rank. Gradients are then
             averaged over these ranks in the backward pass of a window's last batch.
         exchanges_always: gradients are averaged over the ranks in every backward pass, not only in the last.
         rescale: multiplies the current gradients of an optimizer's parameters by a factor.
         holds_own: a strategy that owns its step has computed gradients, and has not stepped yet.
-        keeps_divisor: a plain window that ends early is still divided by the full number (``drivetrain.parity``).
+        keeps_divisor: the losses of a window that ends early are still divided by its full size; for plain losses only
+            (``drivetrain.parity``).
     """
 
     # A checkpoint uses the names of its first version.
@@ -64,7 +65,7 @@ class Window:
         "expected": COUNT, "graded": COUNT, "position": COUNT, "total": (Tensor, int, float, number),
         "reference": (Tensor, int, float, None, number), "exchanged?": bool,
     }  # fmt: skip
-    """Of what :meth:`state_dict` returns."""
+    """The form of a result of :meth:`state_dict`."""
 
     keeps_divisor: bool = False
     size: int = 1
@@ -156,10 +157,9 @@ class Window:
         return loss * (weight / reference)
 
     def weigh_together(self, loss: Tensor, weight: float | Tensor, optimizer: Stepped) -> Tensor:
-        """Do :meth:`weigh` for a backward pass that averages over the ranks: in units of the largest weight of all
-        ranks.
+        """Do :meth:`weigh` in units of the largest weight of all ranks, for a backward pass that averages over them.
 
-        The call needs one small exchange between the ranks, and reads nothing from the device.
+        It makes one small exchange between the ranks, and reads nothing from the device.
         """
         assert self.gather is not None  # checked by the caller
         before, there = self.reference, self.batches_with_gradients > 0
@@ -207,16 +207,13 @@ class Window:
         return sums[0] / sums[1]
 
     def factor(self) -> float | Tensor | None:
-        """Return the factor that the final gradients still need; ``None`` for 1.
+        """Return the factor by which the final gradients must be multiplied; ``None`` for 1.
 
-        In a window that ended early, or with a batch without a loss, the losses were divided by too large a number.
+        If the window ended early, or a batch had no loss, the losses were divided by too large a number.
         """
         if self.reference is None:
-            return (
-                None
-                if self.batches_with_gradients == self.divisor or self.keeps_divisor
-                else self.divisor / self.batches_with_gradients
-            )
+            is_divided = self.keeps_divisor or self.batches_with_gradients == self.divisor
+            return None if is_divided else self.divisor / self.batches_with_gradients
         if self.batches_with_gradients == 1 and self.gather is None:
             return None
         total = self.total

@@ -10,13 +10,14 @@ from torch import nn
 from drivetrain.base.torch_private import copy_hooks, own_parameters
 
 Layer = TypeVar("Layer", bound=nn.Module)
+_MOST = 4  # names in a message
 
 
 def plain_layers(module: nn.Module, kind: type[Layer], ignored: Collection[str] = ()) -> dict[str, Layer]:
     """Return the layers of ``module`` that are exactly of ``kind``, by path; "" for ``module`` itself.
 
-    Subclasses are left out, because they have their own forward pass; so are layers that share their weight, because
-    such a layer cannot be replaced alone, and the layers in ``ignored`` with their children.
+    Left out are subclasses, which have their own forward pass; layers that share their weight, which cannot be replaced
+    alone; and the layers in ``ignored`` with their children.
     """
     owners: dict[int, int] = {}
     for each in module.modules():
@@ -48,7 +49,7 @@ def keep_hooks(old: nn.Module, new: nn.Module) -> None:
     new.training = old.training
 
 
-def listed(names: Collection[str], most: int = 4) -> str:
-    """Return a text such as "a, b and 3 more"."""
-    shown = ", ".join(sorted(names)[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+def listed(names: Collection[str]) -> str:
+    """Return a text such as "a, b, c, d and 3 more"."""
+    shown = ", ".join(sorted(names)[:_MOST])
+    return shown if len(names) <= _MOST else f"{shown} and {len(names) - _MOST} more"

@@ -23,12 +23,12 @@ _MODES = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8", "int8-training")
 class BitsandbytesPrecision(Autocast):
     """Packed weights for linear layers, to train adapters on a large model or to run it; needs ``bitsandbytes``.
 
-    The packed weights are frozen: only the other parameters, which keep their dtype, are trained. "int8-training" packs
-    the weights for each matrix product and trains them. A checkpoint contains packed weights in the form of
-    bitsandbytes. Both packed and plain weights can be loaded; plain weights are packed during loading.
+    The packed weights are frozen: only the other parameters, which keep their dtype, are trained. "int8-training"
+    trains the weights and packs them again for each matrix product. A checkpoint contains packed weights in the format
+    of bitsandbytes. Both packed and plain weights can be loaded; plain weights are packed during loading.
 
     Args:
-        mode: "nf4" and "fp4" pack weights into 4 bits, with "-dq" their scales too; "int8" into 8 bits.
+        mode: "nf4" and "fp4" pack weights into 4 bits, "nf4-dq" and "fp4-dq" also their scales; "int8" packs into 8.
         dtype: the dtype of matrix products and of all other operations, under ``torch.autocast``. ``None``: float16 for
             the 8-bit modes, otherwise bfloat16.
         ignore_modules: paths of layers that are not replaced, such as ``{"head"}``. Subclasses of ``Linear`` and layers
@@ -68,7 +68,7 @@ class BitsandbytesPrecision(Autocast):
         found = plain_layers(module, nn.Linear, self.ignore_modules)
         if not found:
             raise ConfigurationError(
-                f"BitsandbytesPrecision packs linear layers, and {type(module).__name__} has none that it may take. "
+                f"BitsandbytesPrecision packs linear layers, and {type(module).__name__} has none that it can pack. "
                 "Leave the precision out, or name fewer layers in ignore_modules."
             )
         made = {path: self._packed(layer) for path, layer in found.items()}
@@ -103,9 +103,7 @@ class BitsandbytesPrecision(Autocast):
 
 
 def _as_on_first_rank(weight: Tensor) -> Tensor:
-    """Return the first rank's values: a weight must be equal on all ranks before it is packed, because packed weights
-    cannot be broadcast.
-    """
+    """Return the first rank's ``weight``: packed weights cannot be broadcast, so all ranks must pack equal values."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and not weight.is_meta:
         weight = weight.clone()
         dist.broadcast(weight, 0)
@@ -155,7 +153,7 @@ def _layer_classes() -> tuple[Any, Any]:
             # results uninitialized (pytorch#195066).
             state.is_training = self.training or state.has_fp16_weights or x.is_cpu
             if state.has_fp16_weights:
-                if hasattr(self.weight, "placements"):  # a sharded tensor, of which each process has a part
+                if hasattr(self.weight, "placements"):  # a tensor that is sharded over processes
                     raise ConfigurationError(
                         f'BitsandbytesPrecision("int8-training") cannot pack the weight of shape '
                         f"{tuple(self.weight.shape)} that tensor parallelism has split. Leave the layer out of the "
@@ -185,19 +183,9 @@ def _layer_classes() -> tuple[Any, Any]:
     return Linear4bit, Linear8bit
 
 
-def _load_rest(
-    layer: Any,
-    weight: Tensor | None,
-    is_packed: bool,
-    state_dict: Any,
-    prefix: str,
-    local_metadata: Any,
-    strict: bool,
-    missing: list[str],
-    unexpected: list[str],
-    errors: list[str],
-) -> None:
-    """Pack a plain weight, and load the other entries of a checkpoint for ``layer``."""
+def _load_rest(layer: Any, weight: Tensor | None, is_packed: bool, state_dict: Any, prefix: str, *others: Any) -> None:
+    """Pack a plain weight, and load the other entries of a checkpoint for ``layer``, with torch's other arguments."""
+    *_, missing, _, errors = others
     expected = (layer.out_features, layer.in_features)
     if weight is not None and not is_packed:
         if tuple(weight.shape) == expected and weight.is_floating_point():
@@ -205,10 +193,10 @@ def _load_rest(
             layer.pack(weight, torch.device("cpu") if device.type == "meta" else device)
         else:
             errors.append(
-                f"{prefix}weight in the checkpoint is a {weight.dtype} tensor of shape {tuple(weight.shape)}, and a "
-                f"layer of shape {expected} packs floating-point numbers of this shape."
+                f"{prefix}weight in the checkpoint is a {weight.dtype} tensor of shape {tuple(weight.shape)}, but the "
+                f"layer packs a floating-point tensor of shape {expected}."
             )
     bias = {name: each for name, each in state_dict.items() if name == f"{prefix}bias"}
-    torch_private.load_own_entries(layer, bias, prefix, local_metadata, strict, missing, unexpected, errors)
+    torch_private.load_own_entries(layer, bias, prefix, *others)
     if weight is not None and f"{prefix}weight" in missing:
         missing.remove(f"{prefix}weight")

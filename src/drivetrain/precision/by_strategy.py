@@ -12,8 +12,8 @@ from drivetrain.precision.precision import Precision, PrecisionRegistry
 
 
 class _OfStrategy(Precision):
-    """Creates the precision for a name; for a user's subclass, a class that combines both, with the subclass's methods
-    first.
+    """A call returns the precision for a name. For a user's subclass, the object has a class that combines both, with
+    the subclass's methods first.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:

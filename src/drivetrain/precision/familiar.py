@@ -1,11 +1,11 @@
 """Precision members with Lightning's names and signatures, implemented with this package's contract.
 
-[Note: signatures of the field]
+[Note: Lightning's signatures]
 drivetrain calls ``backward(loss, ...)`` between the backward hooks, ``optimizer_step(optimizer, model, closure, ...)``
-also without a closure, and clipping with ``norm_type``. In other libraries ``backward`` also gets the model and the
-optimizer, ``optimizer_step`` always gets a closure, possibly as a keyword, and clipping has only one norm. A
-``forward_context`` that has a parameter for the device type is called with the device type. ``state_dict`` and
-``load_state_dict`` may omit the module and the optimizers. :func:`adapt` supports both signatures in overrides.
+also without a closure, and clipping with ``norm_type``. In Lightning, ``backward`` also gets the model and the
+optimizer, ``optimizer_step`` always gets a closure, possibly as a keyword, and clipping has only one norm. There,
+``forward_context`` may have a parameter for the device type, and ``state_dict`` and ``load_state_dict`` have none for
+the module and the optimizers. :func:`adapt` supports both signatures in overrides.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from drivetrain.errors import ConfigurationError
 Method = Callable[..., Any]
 
 CLIPPING = frozenset({"clip_grad_by_value", "clip_grad_by_norm", "main_params"})
-"""Members that say how gradients are clipped, or whose."""
+"""Members that define how gradients are clipped, and of which parameters."""
 
 
 class Familiar:
-    """Members with Lightning's names, which the contract has in another form; users can call and override them."""
+    """Members with Lightning's names, for which the contract has other members; users can call and override them."""
 
     scaler: Any = None
     """The gradient scaler, if there is one."""
@@ -56,7 +56,7 @@ class Familiar:
     def register_precisions(cls, precision_registry: Registry[Any]) -> None:
         """Give the class its names: ``precision_registry.register("name", cls, description="...")``.
 
-        Python calls it once, when a subclass that defines it is defined, so no other line is needed. Further arguments
+        Called once, when Python defines a subclass with this method: the class needs no other line. Further arguments
         of ``register`` are arguments of the constructor.
         """
 
@@ -134,22 +134,22 @@ class Familiar:
             list(self.main_params(optimizer)), clip_val, norm_type, error_if_nonfinite
         )
 
-    # ---- checkpoints of an open window, for drivetrain's own loss scaling ----------------------------------------
+    # ---- checkpoints inside a window of accumulated batches, for drivetrain's own loss scaling -------------------
 
     def deferred_state_dict(
         self, module: nn.Module | None, optimizers: Sequence[Optimizer]
     ) -> Callable[[], dict[str, Any]]:
-        """Return a function whose result is the present ``state_dict(module, optimizers)``, also if it is called later.
+        """Return a function that returns the current ``state_dict(module, optimizers)``, even if it is called later.
 
-        The loop calls this at the start of each window while a callback saves on exceptions, so it must not wait for
-        the device: override it if ``state_dict`` reads from one.
+        If a callback saves on exceptions, the loop calls this method at the start of each window. So it must not wait
+        for the device: override it if ``state_dict`` reads from the device.
         """
         state = self.state_dict(module, optimizers)
         state = copy.deepcopy(state) if state else {}
         return lambda: state
 
     def restored_gradients(self, device: torch.device) -> None:
-        """Called when a checkpoint has restored the gradients of an incomplete window, in this precision's form."""
+        """Called when a checkpoint has restored the gradients of an incomplete window, which are still scaled."""
 
 
 # ---- how the library calls overrides of these names ------------------------------------------------------------------
@@ -175,10 +175,10 @@ def differentiate(
 
 
 def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Compute the gradients of ``loss`` for a caller who may also pass the model and the optimizer.
+    """Compute the gradients of ``loss``; ``args`` or ``kwargs`` may begin with the model and the optimizer.
 
-    An override's ``super().backward(tensor, model, optimizer)`` passes them. A strategy with a copy of Lightning's
-    ``backward`` also passes them, and expects this call to include the hooks and the scaling.
+    An override's ``super().backward(tensor, model, optimizer)`` passes these. So does a strategy with a copy of
+    Lightning's ``backward``, which expects this call to include the hooks and the scaling.
     """
     if precision._is_differentiating:
         args = _without_parties(args)
@@ -204,7 +204,7 @@ def _without_parties(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def end_step(precision: Familiar, optimizer: Optimizer) -> None:
-    """Reset the unscaled state of the gradients of ``optimizer``, which has stepped or skipped its step."""
+    """Forget that the gradients of ``optimizer`` were unscaled, after it has stepped or skipped its step."""
     if precision._unscaled_now:
         precision._unscaled_now = tuple(pair for pair in precision._unscaled_now if pair[1] is not optimizer)
 
@@ -252,7 +252,9 @@ def _backward(method: Method) -> Method:
     def backward(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_differentiating:  # super() in an override has called this
             return method(self, tensor, *args, **kwargs)
-        if args and isinstance(args[0], nn.Module):  # a strategy with a copy of Lightning's body has called this
+        if args and isinstance(
+            args[0], nn.Module
+        ):  # a strategy with a copy of Lightning's ``backward`` has called this
             module: Any = args[0]
             return module.trainer.strategy.driver.differentiate(tensor, *args[2:], **kwargs)
         self._is_differentiating = True
@@ -286,9 +288,7 @@ def _no_loss() -> None:
 
 
 def _once_per_step(method: Method) -> Method:
-    """Wrap ``method`` so that a second call before the optimizer's step does nothing: both clipping and the step call
-    it.
-    """
+    """Wrap ``method``, which clipping and the step both call, so that its second call before a step does nothing."""
 
     @functools.wraps(method)
     def unscale_gradients(self: Any, optimizer: Any) -> None:
@@ -300,7 +300,7 @@ def _once_per_step(method: Method) -> Method:
 
 
 def _without(*names: str, kept: int) -> Callable[[Method], Method]:
-    """Return a decorator that drops the arguments ``names``, which follow ``kept`` others, if the method lacks them."""
+    """Return a decorator that drops the arguments ``names``, after the first ``kept``, for a method that lacks them."""
 
     def wrap(method: Method) -> Method:
         if positional_arity(method) - 1 >= kept + len(names):

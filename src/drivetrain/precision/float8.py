@@ -32,8 +32,8 @@ class Float8Precision(Autocast):
         module_filter_fn: ``(layer, path)``, returns whether to convert this linear layer; ``None``: all layers. Layers
             with a size that is not a multiple of 16, subclasses of ``Linear`` and layers that share their weight are
             never converted.
-        emulate: compute the rounding of 8-bit floats in wider types; ``None``: only if the device does not support
-            8-bit floats.
+        emulate: round to 8-bit floats, but compute in wider types; ``None``: only if the device cannot multiply 8-bit
+            floats.
         fsdp_all_gather: with FSDP, gather the weights of these layers in 8 bits; only "tensorwise".
         autocast: the dtype of all other operations under ``torch.autocast``; ``None``: the parameters' own.
 
@@ -56,8 +56,8 @@ class Float8Precision(Autocast):
             check_known("Float8Precision", recipe, "recipe", _RECIPES)
         if fsdp_all_gather and recipe in _RECIPES[1:]:
             raise ConfigurationError(
-                f"Float8Precision({recipe!r}, fsdp_all_gather=True): weights are gathered in 8 bits with one scale for "
-                'each. Write recipe="tensorwise", or leave fsdp_all_gather out.'
+                f"Float8Precision({recipe!r}, fsdp_all_gather=True): FSDP gathers weights in 8 bits only with "
+                'one scale for each tensor. Write recipe="tensorwise", or leave fsdp_all_gather out.'
             )
         self.name = "float8"
         self.computes_in = autocast
@@ -121,7 +121,7 @@ def _multiplies(device_type: str, config: Any) -> bool:
 
 def _why_none(found: dict[str, nn.Linear], fits: set[str]) -> str:
     if not found:
-        return "it has no torch.nn.Linear layer of its own"
+        return "it has no torch.nn.Linear layer with a weight of its own"
     if not fits:
         return f"no size of {listed(found)} is a multiple of {_MULTIPLE} on both sides"
-    return "module_filter_fn takes none"
+    return "module_filter_fn selects none"

@@ -81,7 +81,7 @@ class MixedPrecision(Autocast):
         return torch.autocast(kind, dtype=self.computes_in, cache_enabled=False)
 
     def bind(self, optimizers: Sequence[Optimizer]) -> None:
-        """Set all optimizers of a run that begins.
+        """Store all optimizers of the run, at its start.
 
         Without this call the scale is updated when the next loss is scaled, because any optimizer may have gradients.
         """
@@ -110,7 +110,7 @@ class MixedPrecision(Autocast):
             return
         if not self._scaled or optimizer in self._stepped or self._scaler is None:
             raise ConfigurationError(
-                f"{type(optimizer).__name__} holds gradients that no scaled loss has made since the last step, and "
+                f"{type(optimizer).__name__} has gradients, but no scaled loss was computed since the last step, and "
                 f"precision={self.name!r} would divide them by its scale. Call self.manual_backward(loss) instead of "
                 "loss.backward(); with an Engine engine.backward(loss), in other loops precision.backward(loss, model)."
             )
@@ -205,7 +205,7 @@ class MixedPrecision(Autocast):
             self._loaded = dict(state_dict)
             return
         if self._stepped:
-            self._update()  # the update belongs to the time before this state, and must not change it later
+            self._update()  # due before this call, so it must not change the state that is loaded now
         self._scaler.load_state_dict(state_dict)
 
     # ---- the scale -----------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class MixedPrecision(Autocast):
             states_of_scaler(self._scaler)[id(optimizer)].update(stage=stage, found_inf_per_device={device: found})
 
     def _settle(self) -> None:
-        """Update the scale if it is due, and convert all gradients without a step to the new scale."""
+        """Update the scale if that is due, and convert all gradients that wait for a step to the new scale."""
         assert self._scaler is not None  # unscaling has created the scaler
         held = self._held()
         one = torch.ones((), device=self._device)
@@ -283,7 +283,7 @@ class MixedPrecision(Autocast):
 
 
 def _twin(scaler: GradScaler, copied: Callable[[Any], Any]) -> GradScaler:
-    """Return a copy of ``scaler``, with its attributes as ``copied`` returns them."""
+    """Return a copy of ``scaler``, with each attribute copied by ``copied``."""
     twin = object.__new__(type(scaler))  # copy.copy refuses a scaler that is due for an update
     vars(twin).update({name: copied(value) for name, value in vars(scaler).items()})
     return twin
@@ -322,7 +322,7 @@ _SCALER: Form = {
     GROWTH_TRACKER: COUNT,
     "optimizers?": [{"stepped": bool, "unscaled": bool, "found_inf": (int, float, None, number)}],
 }  # fmt: skip
-"""What :meth:`MixedPrecision.state_dict` writes."""
+"""The form of a result of :meth:`MixedPrecision.state_dict`."""
 
 
 def _holds_gradients(optimizer: Optimizer) -> bool:

@@ -30,19 +30,19 @@ class Precision(Familiar):
     """
 
     name: str = "32-true"
-    """What plans and checkpoints call it; a subclass may also write it as ``precision``."""
+    """The name in plans and checkpoints; a subclass may also write it as ``precision``."""
 
     computes_in: torch.dtype | None = None
-    """The type that the accelerator must compute in; ``None``: 32-bit floats, which all do."""
+    """The dtype in which the accelerator must be able to compute; ``None``: float32, in which every accelerator can."""
 
     scales_loss: bool = False
-    """Whether the loss is scaled: only then are ``scale`` called, and ``unscale_gradients`` before each step."""
+    """Whether the loss is scaled. Otherwise ``scale`` is not called, nor ``unscale_gradients`` before each step."""
 
     packs_weights: bool = False
-    """Whether it packs weights into tensors of integers, which no strategy can shard."""
+    """Whether this precision packs weights into tensors of integers, which no strategy can shard."""
 
     stepped: bool = True
-    """Whether the last ``optimizer_step`` really stepped; an override sets it to False where it skips a step.
+    """Whether the last ``optimizer_step`` really stepped; an override sets this to False if it skips a step.
 
     ``global_step`` does not count such a step.
     """
@@ -82,13 +82,13 @@ class Precision(Familiar):
         return None
 
     def tensor_init_context(self) -> AbstractContextManager[Any] | None:
-        """Return a context in which new tensors have this precision; an override may return ``None`` for none."""
+        """Return a context in which new tensors have this precision; ``None`` if none is needed."""
         return nullcontext()
 
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def bind(self, optimizers: Sequence[Optimizer]) -> None:
-        """Set all optimizers of a run that begins."""
+        """Store all optimizers of the run, at its start."""
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss to differentiate instead of ``loss``."""
@@ -97,8 +97,8 @@ class Precision(Familiar):
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradients of ``loss``, between the hooks ``on_before_backward`` and ``on_after_backward``.
 
-        ``loss`` is a result of :meth:`scale`: this method does not scale it. Only a call with a model as the second
-        argument, as Lightning's have, also scales.
+        ``loss`` is a result of :meth:`scale`, and this method does not scale it again. Only if the second argument is a
+        model, as in Lightning, the method also scales.
 
         An override may have Lightning's signature ``(tensor, model, optimizer, *args, **kwargs)``. A strategy's own
         ``backward`` may call it with these arguments; the call then includes the hooks and the scaling.
@@ -153,8 +153,8 @@ class Precision(Familiar):
     ) -> Tensor | None:
         """Clip only the unscaled gradients of this optimizer's parameters.
 
-        An override may have only the first three parameters: ``norm_type`` is then 2, and the override handles a
-        non-finite norm.
+        An override may have only the first three parameters. Its callers then expect the norm 2, and the override
+        decides what to do if the norm is not finite.
 
         Args:
             optimizer: the optimizer with the parameters; those without a gradient are skipped.
@@ -189,8 +189,8 @@ class Precision(Familiar):
         """Return the state for a checkpoint.
 
         Args:
-            module: the user's module, whose parameter names are the keys for the state of parameters. In an Engine's
-                checkpoint of several modules, it is a module with these as its children, under their names in the
+            module: the user's module. Use its parameter names as keys for what is stored per parameter. For an Engine's
+                checkpoint with several modules, ``module`` has these as its children, under their names in the
                 checkpoint.
             optimizers: the optimizers of its parameters.
         """
@@ -222,11 +222,11 @@ _MEANT = {
     "64-true": "fp64 float64 f64 double 64bit fp64-true float64-true",
     "float8": "fp8 fp8-mixed float8-mixed f8 float8-e4m3fn float8-e5m2 torchao",
 }
-"""For each precision, what other libraries and torch call it."""
+"""For each precision, its names in other libraries and in torch."""
 
 
 def precision_meant(given: object) -> str | None:
-    """Return our name of the precision that another library or torch calls ``given``; ``None`` if there is none."""
+    """Return drivetrain's name of the precision that other libraries or torch call ``given``; ``None``: unknown."""
     word = str(given).lower().removeprefix("torch.").replace("_", "-")
     return next((name for name, words in _MEANT.items() if word in words.split()), None)
 

@@ -71,7 +71,8 @@ class TransformerEnginePrecision(TruePrecision):
         return te_recipe.DelayedScaling(**options)
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        if self.replace_layers or (self.replace_layers is None and not _has_own_layers(module)):
+        packages = {type(each).__module__.partition(".")[0] for each in module.modules()}
+        if self.replace_layers or (self.replace_layers is None and "transformer_engine" not in packages):
             module = self._replace(module)
         return super().convert_module(module)
 
@@ -99,8 +100,8 @@ class TransformerEnginePrecision(TruePrecision):
                 made[path] = te.LayerNorm(norm.normalized_shape[0], eps=norm.eps).to(norm.weight.device, self.dtype)
                 _copy(norm, made[path])
         rank_zero_info(
-            f"TransformerEnginePrecision exchanges {number_of(len(made), 'layer')} for TransformerEngine's"
-            f"{f', and not {listed(left)}' if left else ''}."
+            f"TransformerEnginePrecision replaces {number_of(len(made), 'layer')} with TransformerEngine's"
+            f"{f', but not {listed(left)}' if left else ''}."
         )
         return exchange(module, made)
 
@@ -127,12 +128,8 @@ class _Together:
         self._entered.pop().__exit__(*exception)
 
 
-def _has_own_layers(module: nn.Module) -> bool:
-    return any(type(each).__module__.partition(".")[0] == "transformer_engine" for each in module.modules())
-
-
 def _copy(old: nn.Module, new: nn.Module) -> None:
-    """Move the parameters of ``old`` to ``new``, and let it load checkpoints without its extra state."""
+    """Copy the parameters of ``old`` to ``new``, and let ``new`` load checkpoints that lack its extra state."""
     with torch.no_grad():
         for name, parameter in old.named_parameters():
             target: Any = getattr(new, name)

@@ -15,11 +15,11 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
     "32-true": {}, "bf16-mixed": {}, "16-mixed": {}, "float8": {}, "bf16-true": {"bf16": {"enabled": True}},
     "16-true": {"fp16": {"enabled": True}},
 }  # fmt: skip
-"""What DeepSpeed's configuration says of a precision. Autocast needs nothing of it: the parameters have 32 bits."""
+"""The entries of DeepSpeed's configuration for each precision; none under autocast, where parameters are float32."""
 
 _INSTEAD = {
     "gradient_accumulation_steps": "Write Trainer(accumulate_grad_batches=...).",
-    "train_batch_size": "The batches are those of the DataLoader.",
+    "train_batch_size": "Set the batch size of the DataLoader.",
     "fp16": 'Write Trainer(precision="16-true"); config={"fp16": {...}} may set its other options.',
     "bf16": 'Write Trainer(precision="bf16-true"); config={"bf16": {...}} may set its other options.',
 }
@@ -66,8 +66,8 @@ def complete(config: Mapping[str, Any], options: Mapping[str, Any], precision: s
     """
     if precision not in _PRECISIONS:
         raise ConfigurationError(
-            f"DeepSpeedStrategy cannot train with precision={precision!r}: its engine trains parameters of 32 bits, or "
-            f"32-bit copies of those of 16 bits. Write one of {', '.join(map(repr, _PRECISIONS))}."
+            f"DeepSpeedStrategy cannot train with precision={precision!r}: its engine trains float32 parameters, or "
+            f"float32 copies of 16-bit parameters. Write one of {', '.join(map(repr, _PRECISIONS))}."
         )
     for section in _PRECISIONS[precision]:
         _check_type(section, precision)

@@ -38,7 +38,7 @@ def check(optimizers: Sequence[Optimizer], has_scheduler: bool, config: Mapping[
     if named == bool(optimizers):
         both = "and DeepSpeed's configuration names one too" if named else "and DeepSpeed cannot train without one"
         count = "one optimizer" if optimizers else "no optimizer"
-        raise ConfigurationError(f"configure_optimizers returned {count}, {both}. Give one in one of the two places.")
+        raise ConfigurationError(f"configure_optimizers returned {count}, {both}. Name it in one of the two places.")
     if has_scheduler and "scheduler" in config:
         raise ConfigurationError(
             "configure_optimizers returned a scheduler, and DeepSpeed's configuration names one too. Give one of them."
@@ -51,7 +51,7 @@ def check(optimizers: Sequence[Optimizer], has_scheduler: bool, config: Mapping[
 
 
 def trained_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The parameter groups that DeepSpeed's engine has: those with at least one trained parameter."""
+    """Return the parameter groups that DeepSpeed's engine gets: those with at least one trained parameter."""
     return [group for group in optimizer.param_groups if any(each.requires_grad for each in group["params"])]
 
 

@@ -1,4 +1,4 @@
-"""The states of a DeepSpeed engine: gathered to complete tensors for a checkpoint, split again when it is loaded.
+"""The states of a DeepSpeed engine: gathered to complete tensors for a checkpoint, and split again on loading.
 
 ZeRO keeps float32 master weights and optimizer states as flat shards, one per rank and parameter group. In a
 checkpoint, these tensors are complete and named as in the module and its optimizer without DeepSpeed, so that any
@@ -7,7 +7,7 @@ strategy can load them on any number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def parameter_shape(parameter: Tensor) -> torch.Size:
 
 
 def put_together(module: nn.Module) -> None:
-    """Gather each parameter that ZeRO-3 has partitioned into host memory, and remove ZeRO's attributes from it."""
+    """Gather into host memory each parameter that ZeRO-3 has partitioned, and remove ZeRO's attributes from it."""
     for parameter in filter(is_partitioned, module.parameters()):
         with deepspeed_zero.GatheredParameters([parameter]):
             whole = parameter.detach().to(HOST, copy=True)
@@ -137,7 +137,7 @@ def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, 
             _, _, like = here[0]
             shape = parameter_shape(here[0][0])
             engine.basic_optimizer.state[piece] = {
-                key: torch.zeros_like(piece) if _is_like(value, shape) else _copied(value)
+                key: torch.zeros_like(piece) if isinstance(value, Tensor) and value.shape == shape else _copied(value)
                 for key, value in like.items()
             }
     _link_states(engine)
@@ -156,7 +156,7 @@ def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, 
 def _link_states(engine: Any) -> None:
     """Let ZeRO-1 and ZeRO-2 find the states through the parameters.
 
-    They do so by themselves after the first step of the first parameter group, when the other groups have no states.
+    ZeRO does this itself after the first step of the first parameter group, when the other groups have no states yet.
     """
     zero = engine.optimizer
     if hasattr(zero, "_lazy_init_hp_params_optimizer_state") and engine.basic_optimizer.state:
@@ -165,7 +165,7 @@ def _link_states(engine: Any) -> None:
 
 
 def load_master_weights(module: nn.Module, state_dict: Mapping[str, Any]) -> None:
-    """Load the float32 master weights that ZeRO trains from a checkpoint; 16-bit parameters hold them rounded."""
+    """Load ZeRO's float32 master weights from a checkpoint; the 16-bit parameters are only rounded copies of them."""
     state = own_names(module, state_dict)
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and name in state:
@@ -192,10 +192,6 @@ def _set_whole(parameter: Any, value: Tensor, key: str | None = None) -> None:
         set_state(parameter, value, key)
 
 
-def _is_like(value: Any, shape: torch.Size) -> bool:
-    return isinstance(value, Tensor) and value.shape == shape and (value.dim() > 0 or len(shape) == 0)
-
-
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
@@ -204,18 +200,14 @@ def _pieces(engine: Any, optimizer: Optimizer) -> list[list[Tensor]]:
     """Return this rank's flat shards of each parameter group of ``optimizer``; ZeRO-3 may split a group."""
     zero = engine.optimizer
     trained = [any(each.requires_grad for each in group["params"]) for group in optimizer.param_groups]
-    if hasattr(zero, "single_partition_of_fp32_groups"):
-        flat: Iterator[list[Tensor]] = ([piece] for piece in zero.single_partition_of_fp32_groups)
-    else:
-        flat = _by_group(zero)
-    return [next(flat) if any_trained else [] for any_trained in trained]
-
-
-def _by_group(zero: Any) -> Iterator[list[Tensor]]:
     found: dict[int, list[Tensor]] = {}
-    for index, piece in enumerate(zero.fp32_partitioned_groups_flat):
-        found.setdefault(zero.sub_group_to_group_id[index], []).append(piece)
-    return iter([found[group] for group in sorted(found)])
+    if hasattr(zero, "single_partition_of_fp32_groups"):
+        found = {index: [piece] for index, piece in enumerate(zero.single_partition_of_fp32_groups)}
+    else:
+        for index, piece in enumerate(zero.fp32_partitioned_groups_flat):
+            found.setdefault(zero.sub_group_to_group_id[index], []).append(piece)
+    flat = iter([found[group] for group in sorted(found)])
+    return [next(flat) if any_trained else [] for any_trained in trained]
 
 
 # ---- folders of DeepSpeed's own format, for its tools; other strategies cannot read them -----------------------------

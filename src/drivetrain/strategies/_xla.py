@@ -1,4 +1,4 @@
-"""What the strategies for XLA devices share: torch_xla's deferred execution, random state and arguments."""
+"""Shared by the strategies for XLA devices: torch_xla's deferred execution, random state and arguments."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def run_recorded() -> None:
 
 def checked(
     cls: type, unknown: Mapping[str, Any], checkpoint_io: CheckpointIO | None, precision: Precision | None
-) -> tuple[CheckpointIO, Precision | None]:
-    """Check the arguments of a strategy for XLA devices; return its store and its precision.
+) -> CheckpointIO:
+    """Check the arguments of a strategy for XLA devices; return its checkpoint store.
 
     Args:
         cls: the strategy's class.
@@ -137,7 +137,7 @@ def checked(
         raise TypeError(f"{owner}(checkpoint_io={checkpoint_io!r}): pass a CheckpointIO, such as XLACheckpointIO().")
     if precision is not None and not isinstance(precision, Precision):
         raise TypeError(f"{owner}(precision_plugin={precision!r}): pass a Precision, such as XLAPrecision().")
-    return XLACheckpointIO() if checkpoint_io is None else checkpoint_io, precision
+    return XLACheckpointIO() if checkpoint_io is None else checkpoint_io
 
 
 def device_meant(device: torch.device | str | int) -> torch.device:

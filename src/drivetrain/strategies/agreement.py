@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from drivetrain.strategies.strategy import Strategy
 
 _MOST = 8  # number of differences that a message shows
 _MISSING = "none"
-METHOD = "the method called"  # a key in ``Facts.job`` when a run starts
+METHOD = "the method called"  # the key in ``Facts.job`` of the Trainer's method, such as fit
 _CALL = COMPARISON
 # types of options whose text is compared; the text of other values may contain a memory address
 _OWN_VALUES = (bool, int, float, str, type(None))
@@ -39,7 +39,7 @@ class Facts:
         job: entries that must be equal on all ranks.
         model: entries that must be equal within a data group; ranks outside it may hold another part of the model.
         seed: the seed of ``seed_everything``; it may differ between ranks.
-        loggers: they may differ between ranks.
+        loggers: the loggers; they may differ between ranks.
         changes: whether the model may still change before training; the models are then not compared.
     """
 
@@ -71,7 +71,8 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
     case, and different seeds are a common way to augment samples differently on each rank.
 
     Args:
-        world: all ranks. data: the ranks that have the same part of the model as this rank.
+        world: all ranks.
+        data: the ranks that have the same part of the model as this rank.
         facts: the facts of this rank.
 
     Raises:
@@ -79,7 +80,12 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
     """
     if world.size == 1:
         return Agreement(facts.changes)
-    rows = [text.split() for text in _gathered(world, " ".join(_digests(facts, data.ranks[0])))]
+    own = [
+        facts.job.get(METHOD, "compare_models").replace(" ", "_"),  # messages show only the first word
+        _digest(facts.job), str(data.ranks[0]), _digest(facts.model), _digest({"seed": facts.seed})[:8],
+        _digest({"loggers": facts.loggers})[:8], str(int(facts.changes)),
+    ]  # fmt: skip
+    rows = [text.split() for text in _gathered(world, " ".join(own))]
     _, jobs, parts, models, seeds, loggers, changes = zip(*rows, strict=True)
     final = "1" not in changes  # otherwise the models are compared later, when they are final
     same = len(set(jobs)) == 1 and not (final and len(set(zip(parts, models, strict=True))) > len(set(parts)))
@@ -96,18 +102,8 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
     return Agreement(not final, len(set(loggers)) == 1)
 
 
-def _digests(facts: Facts, part: int) -> Iterable[str]:
-    yield facts.job.get(METHOD, "compare_models").replace(" ", "_")  # messages show only the first word
-    yield _digest(facts.job)
-    yield str(part)
-    yield _digest(facts.model)
-    yield _digest({"seed": facts.seed})[:8]
-    yield _digest({"loggers": facts.loggers})[:8]
-    yield str(int(facts.changes))
-
-
 def _digest(texts: Mapping[str, str]) -> str:
-    """The order of the texts matters, because DDP matches parameters by order."""
+    """Return a digest of ``texts`` in their order, by which DDP matches parameters."""
     return hashlib.sha256(repr(list(texts.items())).encode()).hexdigest()[:16]
 
 
@@ -161,7 +157,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-# ---- what there is to compare ----------------------------------------------------------------------------------------
+# ---- the facts to compare --------------------------------------------------------------------------------------------
 
 
 def of_program(strategy: Strategy) -> dict[str, str]:
@@ -215,9 +211,7 @@ def seed() -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a text for an option that is equal in every process: a plain value as text, or the name of any other
-    object.
-    """
+    """Return a text for an option: a plain value as text, any other object as its name, which is equal on all ranks."""
     if isinstance(value, _OWN_VALUES):
         return repr(value)
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""What one rank can save without communication when a fit ends with an exception, because another rank may be dead."""
+"""Save without communication when a fit ends with an exception, because another rank may be dead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from drivetrain.base.introspect import overrides
-from drivetrain.strategies.familiar import Familiar
+from drivetrain.strategies.familiar import Familiar, standing_for
 from drivetrain.strategies.group import LoneGroup
 from drivetrain.strategies.waiting import hurry
 
@@ -19,19 +19,15 @@ Alone = Literal["whole", "shards", ""]
 STATE_VERBS = (
     "lightning_module_state_dict", "module_state", "optimizer_state", "open_gradients", "save_checkpoint",
 )  # fmt: skip
-"""What a strategy overrides whose ranks need each other for the state of the model."""
+"""The methods that a strategy overrides if no rank has the complete state of the model."""
 
 
 @contextmanager
 def alone(strategy: Strategy, what: Alone) -> Iterator[Alone]:
     """Context in which this rank does not communicate; yields ``what``, the state that it can save alone."""
-    hurry()  # of saves in the background that wait for other ranks
-    groups, lone = strategy._groups, LoneGroup(strategy.global_rank)
-    strategy._groups = lone, lone, lone
-    try:
+    hurry()  # background saves that wait for other ranks soon give up
+    with standing_for(strategy, _groups=(LoneGroup(strategy.global_rank),) * 3):
         yield what
-    finally:
-        strategy._groups = groups
 
 
 def whole_here(strategy: Strategy, base: type = Familiar) -> Alone:

@@ -41,8 +41,8 @@ class _Shards:
         self._background, self._save_id, self._folder = background, save_id, sharded.place(path)
         self._file = f"{save_id}.rank{strategy.global_rank}.bin"
         self._list, self._processes = f"{save_id}.rank{strategy.global_rank}.parts.json", strategy.world_size
-        several = strategy.world_size > 1
-        self._joint = JointSave(world := strategy.world, path, save_id, world.store.clone()) if several else None
+        world = strategy.world
+        self._joint = JointSave(world, path, save_id, world.store.clone() if world.size > 1 else None)
 
     def complete(
         self, parts: list[sharded.Part], all_tensors: part_lists.Written, tree: Any, later: Mapping[str, Later]
@@ -51,21 +51,18 @@ class _Shards:
         failure: Exception | None = None
         try:
             written = [all_tensors, self._write(parts)]
-            if self._joint is not None:
-                written += [part_lists.written_of(each) for each in self._joint.collect()]
+            written += [part_lists.written_of(each) for each in self._joint.collect()]
             tree |= {key: each.value() for key, each in later.items()}
             sharded.commit(self._folder, self._save_id, tree, written, self._write_small)
         except Exception as error:
             failure = unwritten(self._folder, error) if isinstance(error, OSError) else error
             sharded.discard(self._folder, self._save_id)
-        if self._joint is not None:
-            self._joint.decide(failure)
+        self._joint.decide(failure)
         if failure is not None:
             raise failure
 
     def contribute(self, parts: list[sharded.Part]) -> None:
         """Write the shards of another rank."""
-        assert self._joint is not None  # there are several ranks
         failure, written = None, part_lists.Written()
         try:
             written = self._write(parts)

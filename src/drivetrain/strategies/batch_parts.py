@@ -1,4 +1,4 @@
-"""Split a batch into parts for several devices, and join their outputs.
+"""Split a batch into parts for several devices, and join the outputs of the parts.
 
 A batch is a tree, as in :mod:`drivetrain.base.tree`. Its size is the first dimension of its first tensor. Each tensor
 of that length is split along its first dimension, and so is each list of that length with strings, numbers or other
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -99,7 +99,7 @@ def _split(tree: Any, sizes: Sequence[int], devices: Sequence[torch.device]) -> 
 
 
 class Joiner:
-    """Joins the outputs of several parts into one.
+    """Joins the outputs of the parts into one output.
 
     Args:
         sizes: the number of samples in each part.
@@ -118,15 +118,19 @@ class Joiner:
 
         Other values become a list with one item for each part. If all parts return ``None``, the result is ``None``.
         """
-        return self._zipped(outputs, self._gather)
-
-    def _gather(self, leaves: Sequence[Any]) -> Any:
-        if all(leaf is None for leaf in leaves):
+        first = outputs[0]
+        if isinstance(first, Mapping) and all(
+            isinstance(each, Mapping) and set(each) == set(first) for each in outputs
+        ):
+            return like_mapping(first, {key: self.gathered([each[key] for each in outputs]) for key in first})
+        if _is_list(first) and all(_is_list(each) and len(each) == len(first) for each in outputs):
+            return like_list(first, [self.gathered(items) for items in zip(*outputs, strict=True)])
+        if all(each is None for each in outputs):
             return None
-        if all(isinstance(leaf, (Tensor, int, float)) for leaf in leaves):
-            tensors = [torch.as_tensor(leaf) for leaf in leaves]
+        if all(isinstance(each, (Tensor, int, float)) for each in outputs):
+            tensors = [torch.as_tensor(each) for each in outputs]
             return torch.cat([each.to(self._device, non_blocking=True).reshape(each.shape or (1,)) for each in tensors])
-        return list(leaves)
+        return list(outputs)
 
     # ---- without such a hook -------------------------------------------------------------------------------------
 
@@ -191,17 +195,6 @@ class Joiner:
             torch.add, [loss * (weight / unit) for loss, weight in zip(losses, weights, strict=True)]
         )
         return type(outputs[0])(loss, total)
-
-    # ---- trees ---------------------------------------------------------------------------------------------------
-
-    def _zipped(self, trees: Sequence[Any], fn: Callable[[Sequence[Any]], Any]) -> Any:
-        """Return a tree with the structure of ``trees``; each leaf is ``fn`` of the leaves at its position."""
-        first = trees[0]
-        if isinstance(first, Mapping) and all(isinstance(tree, Mapping) and set(tree) == set(first) for tree in trees):
-            return like_mapping(first, {key: self._zipped([tree[key] for tree in trees], fn) for key in first})
-        if _is_list(first) and all(_is_list(tree) and len(tree) == len(first) for tree in trees):
-            return like_list(first, [self._zipped(items, fn) for items in zip(*trees, strict=True)])
-        return fn(trees)
 
 
 def _is_list(tree: Any) -> bool:

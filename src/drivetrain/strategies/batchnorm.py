@@ -1,8 +1,8 @@
 """Batch norm with statistics over the batches of all ranks, on every device.
 
-torch's ``nn.SyncBatchNorm`` does this on some devices and refuses others, the CPU among them. Here a layer of the
-user's model gets another forward pass during a run and remains the same object: its parameters, buffers, hooks, names
-and references do not change.
+torch's ``nn.SyncBatchNorm`` raises an error on some devices, such as the CPU. Here a layer of the user's model gets
+another forward pass during a run and remains the same object: its parameters, buffers, hooks, names and references do
+not change.
 
 Per layer and training step the ranks exchange ``2 C + 1`` numbers in the forward pass and ``2 C`` in the backward pass,
 for C channels. No value is read back from a device, so the host never waits for one.
@@ -27,94 +27,70 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.strategies.layer_sync import LayerSync, LayerSyncRegistry
 from drivetrain.strategies.peers import Peers, peers_of
 
+_OF_A_RUN = ("counts", "data_group")  # attributes that a layer has only while it is synchronised
+
 
 @LayerSyncRegistry.register("sync_batchnorm")
 class TorchSyncBatchNorm(LayerSync):
-    """The layer synchronisation of ``Trainer(sync_batchnorm=True)``: batch norm with statistics over all ranks."""
+    """The layer synchronisation of ``Trainer(sync_batchnorm=True)``: batch norm with statistics over all ranks.
+
+    Layers are changed in place, including subclasses without their own ``forward``. A ``nn.SyncBatchNorm``, which torch
+    refuses on the CPU, keeps its own process group; other layers use :attr:`group`. In a group of one, without a
+    process group, and in evaluation, a layer behaves as before: without running statistics it evaluates with the
+    statistics of the rank's own batch. A copy of a layer, pickled or not, has the layer's original class.
+
+    Every rank must run the same layers in the same order, forward and backward; a batch without samples takes part like
+    any other. Double backward is not supported.
+    """
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """Return ``model``, with its layers changed in place: see :func:`synchronised`."""
-        return synchronised(model, self.group)
+        """Let every batch norm in ``model``, or ``model`` itself, compute its training statistics over all ranks.
+
+        Raises:
+            ConfigurationError: a lazy layer has not seen a batch yet, so its class will still change.
+        """
+        changing, overridden = [], []
+        for name, layer in model.named_modules():
+            cls = type(layer)
+            # a subclass of torch's SyncBatchNorm may have its own exchange
+            own_exchange = isinstance(layer, nn.SyncBatchNorm) and cls is not nn.SyncBatchNorm
+            if not isinstance(layer, BatchNorm) or isinstance(layer, _Synchronised) or own_exchange:
+                continue
+            if isinstance(layer, LazyModuleMixin):
+                raise ConfigurationError(
+                    f"The layer {name!r} is a {cls.__name__} that has not seen a batch, so its final class is not "
+                    "known yet. Call the model once on a batch before training, or write the number of channels."
+                )
+            if "forward" in vars(layer) or cls.forward not in (BatchNorm.forward, nn.SyncBatchNorm.forward):
+                overridden.append(f"{name!r} ({cls.__name__})")
+            else:
+                changing.append(layer)
+        for layer in changing:  # if one layer cannot be changed, no layer is
+            kind: type = type(layer)
+            layer.__class__ = _synchronised_class(kind)
+            vars(layer)["data_group"] = self.group
+        if overridden:
+            rank_zero_warn(
+                f"sync_batchnorm=True leaves these layers alone, because their forward is not torch's: "
+                f"{', '.join(overridden)}. Each rank normalizes by its own batch there. Otherwise exchange the "
+                "statistics in that forward, or use torch's layers."
+            )
+        return model
 
     def revert(self, model: nn.Module) -> nn.Module:
         """Return ``model``, with the original classes of its layers."""
-        return restored(model)
+        for layer in model.modules():
+            if isinstance(layer, _Synchronised):
+                for name in _OF_A_RUN:
+                    vars(layer).pop(name, None)
+                layer.__class__ = layer.was  # type: ignore[assignment]
+        return model
 
     def count_batches(self, model: nn.Module, counts: bool) -> None:
-        count_batches(model, counts)
-
-
-_OF_A_RUN = ("counts", "data_group")  # attributes that a layer has only while it is synchronised
-
-# ---- the functions ---------------------------------------------------------------------------------------------------
-
-
-def synchronised(module: nn.Module, group: Any = None) -> nn.Module:
-    """Let every batch norm in ``module`` compute its training statistics over all ranks; :func:`restored` undoes it.
-
-    Layers are changed in place, including subclasses without their own ``forward``. A ``nn.SyncBatchNorm``, which torch
-    refuses on the CPU, keeps its own process group; other layers use ``group``. In a group of one, without a process
-    group, and in evaluation, a layer behaves as before: without running statistics it evaluates with the statistics of
-    the rank's own batch. A copy of a layer, pickled or not, has the layer's original class.
-
-    Args:
-        module: a model, or one layer. Every rank must run the same layers in the same order, forward and backward; a
-            batch without samples takes part like any other. Double backward is not supported.
-        group: the process group of the ranks that see different samples; ``None``: all processes.
-
-    Returns:
-        ``module`` itself.
-
-    Raises:
-        ConfigurationError: a lazy layer has not seen a batch yet, so its class will still change.
-    """
-    changing, overridden = [], []
-    for name, layer in module.named_modules():
-        if not isinstance(layer, BatchNorm) or isinstance(layer, _Synchronised) or _synchronises_itself(layer):
-            continue
-        cls = type(layer)
-        if isinstance(layer, LazyModuleMixin):
-            raise ConfigurationError(
-                f"The layer {name!r} is a {cls.__name__} that has not seen a batch, and what it will be is not known "
-                "yet. Call the model once on a batch before training, or write the number of channels."
-            )
-        if "forward" in vars(layer) or type(layer).forward not in (BatchNorm.forward, nn.SyncBatchNorm.forward):
-            overridden.append(f"{name!r} ({cls.__name__})")
-        else:
-            changing.append(layer)
-    for layer in changing:  # if one layer cannot be changed, no layer is
-        kind: type = type(layer)
-        layer.__class__ = _synchronised_class(kind)
-        vars(layer)["data_group"] = group
-    if overridden:
-        rank_zero_warn(
-            f"sync_batchnorm=True leaves these layers alone, because their forward is not torch's: "
-            f"{', '.join(overridden)}. Each rank normalizes by its own batch there. Where that is not meant, exchange "
-            "the statistics in that forward, or use torch's layers."
-        )
-    return module
-
-
-def restored(module: nn.Module) -> nn.Module:
-    """Return ``module`` with the classes that its layers had before :func:`synchronised`."""
-    for layer in module.modules():
-        if isinstance(layer, _Synchronised):
-            for name in _OF_A_RUN:
-                vars(layer).pop(name, None)
-            layer.__class__ = layer.was  # type: ignore[assignment]
-    return module
-
-
-def count_batches(module: nn.Module, counts: bool) -> None:
-    """Set whether the next batches count in the statistics, or only take part in the exchange."""
-    for layer in module.modules():
-        if isinstance(layer, _Synchronised):
-            layer.counts = counts
-
-
-def _synchronises_itself(layer: BatchNorm) -> bool:
-    """Whether a layer is a subclass of torch's SyncBatchNorm, which may have its own exchange."""
-    return isinstance(layer, nn.SyncBatchNorm) and type(layer) is not nn.SyncBatchNorm
+        """Set whether the statistics include this rank's next batches; it takes part in the exchange in any case."""
+        for layer in model.modules():
+            if isinstance(layer, _Synchronised):
+                layer.counts = counts
 
 
 # ---- the layer -------------------------------------------------------------------------------------------------------

@@ -260,9 +260,9 @@ def reduce_keyed(
     names: Sequence[str], sums: Tensor, most: Tensor, group: Any = None, *, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the sums of every rank's ``sums`` and the largest of their ``most``, after a check that their names are
-    equal on all ranks. A NaN of one rank is the result on all.
+    equal on all ranks. If one rank has NaN, the result is NaN on all.
 
-    What is exchanged does not grow with the number of ranks. Arguments and errors are those of :func:`gather_keyed`.
+    The size of the exchange does not depend on the number of ranks. Arguments and errors: see :func:`gather_keyed`.
     """
     peers = peers_of("reduce_keyed", group, device)
     if peers is None:
@@ -333,9 +333,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _OwnSlice(torch.autograd.Function):
-    """This rank's slice of the sum of all ranks' stacks: the backward of :class:`_Gather`, whose backward is _Gather's
-    forward.
-    """
+    """This rank's slice of the sum of all ranks' stacks: the backward pass of ``_Gather``, and the other way round."""
 
     @staticmethod
     def forward(ctx: Any, stack: Tensor, peers: Peers) -> Tensor:
@@ -368,7 +366,7 @@ def _kind(tensor: Tensor) -> str:
 
 def _unsendable(tensor: Any) -> str | None:
     if not isinstance(tensor, Tensor):
-        return f"{described(tensor)}, which is no tensor"
+        return f"{described(tensor)}, which is not a tensor"
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         return f"a tensor that is no dense block of numbers ({tensor.layout}, on {tensor.device})"
     return None
@@ -480,7 +478,7 @@ def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
 
 def _gathered(obj: Any, peers: Peers) -> list[Any]:
     data, problem = dumped(obj)
-    # the same number only for equal objects: those of all ranks need no exchange
+    # equal on all ranks only if all objects are equal, and then no rank needs another's
     content = int.from_bytes(hashlib.sha256(data).digest()[:7], "big") if len(data) <= _SMALL else peers.rank
     (least, size), (low, high) = peers.agree(problem or "", len(data), content, failed=problem is not None)
     if least == size <= _SMALL and low == high:

@@ -1,4 +1,4 @@
-"""Sequences split over ranks: attention over complete sequences, and which part of a sequence each rank has.
+"""Sequences split over ranks: attention over complete sequences, and each rank's part of a sequence.
 
 Each rank of a context-parallel group computes on a part of every sequence. Only attention needs the other parts: before
 it, the ranks exchange heads for positions (arXiv 2309.14509, "Ulysses"), so that each computes plain attention
@@ -8,7 +8,6 @@ over complete sequences for some heads; afterwards the ranks exchange back. A mo
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack
@@ -23,8 +22,8 @@ from torch import Tensor, nn
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.packages import device_mesh, ring
 from drivetrain.base.torch_private import keep_order_in_ring
-from drivetrain.base.tree import like_list, map_leaves
-from drivetrain.errors import ConfigurationError, described, did_you_mean
+from drivetrain.base.tree import like_list, like_mapping, map_leaves
+from drivetrain.errors import ConfigurationError, check_count, described, did_you_mean, unknown_value
 from drivetrain.strategies.group import Group
 
 Kind = Literal["ulysses", "ring"]
@@ -32,7 +31,7 @@ KINDS = ("ulysses", "ring")
 CONTEXT = "context_parallel"
 Part = Callable[[Tensor, int], Tensor]
 Dims = int | Mapping[Any, int] | Callable[[Any, Part], Any]
-"""Which dimension of the tensors in a batch is the sequence; see ``ModelParallelStrategy(sequence_dims=...)``."""
+"""The dimension of a batch's tensors that is the sequence; see ``ModelParallelStrategy(sequence_dims=...)``."""
 
 
 @dataclass(frozen=True)
@@ -153,10 +152,9 @@ def check_arguments(owner: str, size: int, dims: Dims | None, kind: str) -> None
     Raises:
         ConfigurationError: an argument is wrong, or two contradict each other.
     """
-    if type(size) is not int or size < 1:
-        raise ConfigurationError(f"{owner}({CONTEXT}_size={size!r}) is no number of processes. Write one.")
+    check_count(owner, f"{CONTEXT}_size", size, lowest=1)
     if kind not in KINDS:
-        raise ConfigurationError(f"{owner}({CONTEXT}_attention={kind!r}) is unknown. {did_you_mean(str(kind), KINDS)}")
+        raise unknown_value(owner, f"{CONTEXT}_attention", kind, KINDS)
     if dims is not None and size == 1:
         raise ConfigurationError(
             f"{owner}(sequence_dims=...) splits sequences over the ranks of a context-parallel group, and "
@@ -173,7 +171,7 @@ def dims_for(module: nn.Module, given: Dims | None, owner: str) -> Dims:
     dims: Dims | None = getattr(module, "sequence_dims", None) if given is None else given
     if dims is None:
         raise ConfigurationError(
-            f"{owner} is to split sequences, and nothing says where they are. Write "
+            f"{owner} splits sequences, but the dimensions that are sequences are unknown. Write "
             'sequence_dims={"input_ids": 1, "labels": 1} with the fields of a batch, or set sequence_dims in '
             f"{type(module).__name__}."
         )
@@ -212,28 +210,23 @@ def split(batch: Any, dims: Dims) -> Any:
 
 
 def _split_fields(batch: Any, dims: Mapping[Any, int]) -> Any:
-    names: Sequence[Any]
     if isinstance(batch, MutableMapping):
-        names = list(batch)
-        found: Any = copy.copy(batch)
+        found = dict(batch)
     elif isinstance(batch, Sequence) and not isinstance(batch, str):
-        names = getattr(batch, "_fields", range(len(batch)))
-        found = dict(zip(names, batch, strict=True))
+        found = dict(zip(getattr(batch, "_fields", range(len(batch))), batch, strict=True))
     else:
         raise ConfigurationError(
             f"sequence_dims names fields, and the batch is {described(batch)}. Pass a function, which gets the batch "
             "and part(tensor, dim)."
         )
     for name, dim in dims.items():
-        if name not in names or not isinstance(found[name], Tensor):
+        if not isinstance(found.get(name), Tensor):
             raise ConfigurationError(
                 f"sequence_dims names the field {name!r}, and the batch has no such tensor. "
-                f"{did_you_mean(str(name), [str(each) for each in names])}"
+                f"{did_you_mean(str(name), map(str, found))}"
             )
         found[name] = part(found[name], dim)
-    if isinstance(batch, MutableMapping):
-        return found
-    return like_list(batch, list(found.values()))
+    return like_mapping(batch, found) if isinstance(batch, Mapping) else like_list(batch, list(found.values()))
 
 
 # ---- the exchange ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from drivetrain.strategies.strategy import Strategy
 def ranks_with_copies(strategy: Strategy, tensor: Tensor) -> tuple[int, ...]:
     """Return the ranks, this one among them, that hold the same values of ``tensor`` as this rank.
 
-    A plain tensor is on all ranks of the data group. A DTensor says by its placements along which dimensions of its
+    A plain tensor is on all ranks of the data group. The placements of a DTensor define along which dimensions of its
     mesh it is replicated.
     """
     if not is_dtensor(tensor):

@@ -73,11 +73,12 @@ class DDPStrategy(ParallelStrategy):
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
             timeout: as for :class:`ParallelStrategy`.
         ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: how gradients are exchanged; see torch's communication hooks.
-        model_averaging_period: with ``ddp_comm_hook=post_localSGD_hook`` and a ``PostLocalSGDState``: after its
-            ``start_localSGD_iter`` steps, in which gradients are averaged over all ranks, they are averaged over its
-            subgroup only (``None``: over each machine), and parameters over all ranks after every so many optimizer
-            steps. Between two averages, the ranks' parameters differ: each rank evaluates its own, and a checkpoint
-            contains rank 0's parameters and optimizer state, from which all ranks resume.
+        model_averaging_period: the number of optimizer steps between two averages of the parameters over all ranks;
+            with ``ddp_comm_hook=post_localSGD_hook`` and a ``PostLocalSGDState``. In the first ``start_localSGD_iter``
+            steps of that state, gradients are averaged over all ranks; afterwards only over its ``subgroup``
+            (``None``: the ranks of each machine). Between two averages, the ranks' parameters differ: each rank
+            evaluates its own, and a checkpoint contains rank 0's parameters and optimizer state, from which all ranks
+            resume.
         start_method: the launcher that starts the processes if no cluster does: "popen" runs the program again;
             "spawn", "fork" and "forkserver" pass this process's objects to new processes; "ray" passes them to actors
             of a Ray cluster.
@@ -223,7 +224,8 @@ class DDPStrategy(ParallelStrategy):
     def _wrap_again(self) -> None:
         """Wrap the module again if parameters have been thawed or frozen since it was wrapped.
 
-        A parameter that is frozen inside a window has gradients of this window that only the present wrapper exchanges.
+        Inside a window, freezing alone does not need a new wrapper, and a new wrapper includes the frozen parameters:
+        the gradients that they already have in this window must be averaged, too.
         """
         model = self.model
         if not isinstance(model, DistributedDataParallel) or (trained := _trained(model)) == self._averaged:
@@ -243,9 +245,7 @@ class DDPStrategy(ParallelStrategy):
             self.driver.rebind()  # until this call, the loop uses the earlier wrapper
 
     def _continue_window(self) -> None:
-        """Let a new wrapper average all gradients of an open window, also of parameters that get none in its remaining
-        batches.
-        """
+        """Let a new wrapper average all gradients of the current window, even those to which no further batch adds."""
         model = self.model
         if not isinstance(model, DistributedDataParallel):
             return
@@ -319,7 +319,7 @@ class DDPStrategy(ParallelStrategy):
         for optimizer in filter(_is_sharded, optimizers):
             # torch also leaves the loaded state in the outer ``state``: a second copy that is never updated, with None
             # for the parameters of other ranks.
-            optimizer.register_load_state_dict_post_hook(_drop_copies)
+            optimizer.register_load_state_dict_post_hook(lambda each: each.state.clear())
         if self._averaging is not None and not self._outlived:
             self._averaging.attach(optimizers)
 
@@ -390,7 +390,7 @@ def _starts(installed: bool) -> dict[str, str]:
 
 
 def _entries(installed: bool) -> dict[str, Entry[Strategy]]:
-    """Return the registry's entries for the names of this strategy."""
+    """Return the registry's entries for all names of this strategy."""
     forms: dict[str, dict[str, Any]] = {"": {}} | {
         f"_find_unused_parameters_{str(unused).lower()}": {"find_unused_parameters": unused} for unused in (True, False)
     }
@@ -444,7 +444,3 @@ def _trained(module: nn.Module) -> set[int]:
 def _is_sharded(optimizer: Optimizer) -> bool:
     """Whether each rank has a part of the optimizer's state (``ZeroRedundancyOptimizer``)."""
     return hasattr(optimizer, "consolidate_state_dict")
-
-
-def _drop_copies(optimizer: Optimizer) -> None:
-    optimizer.state.clear()

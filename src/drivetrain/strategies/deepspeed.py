@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import logging
 import os
@@ -28,9 +27,10 @@ from drivetrain.base.restoring import load_states
 from drivetrain.base.torch_private import mark_as_stepped
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import CheckpointError, ConfigurationError, MissingPackageError
+from drivetrain.errors import CheckpointError, ConfigurationError, check_installed
 from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_state
+from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.step_parts import OwnStep, StepParts
 from drivetrain.strategies.strategy import StrategyRegistry
@@ -54,7 +54,7 @@ _WORLD: list[Any] = []  # the process group from which DeepSpeed has made its ow
 class DeepSpeedStrategy(ParallelStrategy):
     """DeepSpeed's ZeRO on any accelerator that it supports, including the CPU; needs the package ``deepspeed``.
 
-    Its engine exchanges gradients, clips, steps the optimizer of ``configure_optimizers`` and skips steps whose
+    DeepSpeed's engine exchanges gradients, clips, steps the optimizer of ``configure_optimizers`` and skips steps whose
     gradients overflow. Schedulers of ``configure_optimizers`` step as usual, but not after a skipped step; a scheduler
     in ``config`` belongs to the engine.
 
@@ -105,10 +105,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         timeout: timedelta | None = DEFAULT_TIMEOUT,
         **options: Any,
     ) -> None:
-        if importlib.util.find_spec("deepspeed") is None:
-            raise MissingPackageError(
-                f"{type(self).__name__} needs the package deepspeed, which is not installed. Run pip install deepspeed."
-            )
+        check_installed(type(self).__name__, "deepspeed")
         super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
         self.process_group_backend, self.timeout = process_group_backend, timeout
         offloaded = {
@@ -177,7 +174,7 @@ class DeepSpeedStrategy(ParallelStrategy):
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         if module is not self.lightning_module:
             raise ConfigurationError(
-                "This DeepSpeedStrategy trains under a Trainer, and an Engine has one of its own, with the options of "
+                "DeepSpeedStrategy works only under a Trainer. An Engine has another class, with the options of "
                 'Fabric\'s. Write Engine(strategy="deepspeed_stage_2"), or pass '
                 "drivetrain.compat.fabric_deepspeed.FabricDeepSpeedStrategy(...)."
             )
@@ -202,7 +199,7 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     def _no_clipping_by_value(self) -> ConfigurationError:
         return ConfigurationError(
-            'DeepSpeed\'s engine clips gradients by their norm, and gradient_clip_algorithm="value" asks for another. '
+            'DeepSpeed\'s engine clips gradients by their norm, not with gradient_clip_algorithm="value". '
             'Write gradient_clip_algorithm="norm", or strategy="ddp".'
         )
 
@@ -274,12 +271,9 @@ class DeepSpeedStrategy(ParallelStrategy):
             self._kept = kept
             _deepspeed_state.put_together(self.lightning_module)
             self.model = self.lightning_module
-        # The engine's pieces stay on their device, so that the module works and can be saved.
-        optimizers, module, self.optimizers, self.lightning_module = self.optimizers, self.lightning_module, [], None
-        try:
+        # The engine's shards stay on their device, so that the module works and can be saved.
+        with standing_for(self, optimizers=[], lightning_module=None):
             super().teardown()
-        finally:
-            self.optimizers, self.lightning_module = optimizers, module
 
     # ---- the step ------------------------------------------------------------------------------------------------
 
@@ -323,10 +317,10 @@ class DeepSpeedStrategy(ParallelStrategy):
         return step
 
     def rescale_gradients(self, optimizer: Any, factor: float | Tensor) -> None:
-        """Multiply the factor for the engine's gradients: later losses are divided by it, and the optimizer step
-        applies it.
+        """Multiply the pending factor by ``factor``: later losses are divided by the pending factor, and the optimizer
+        step multiplies the engine's gradients by it.
 
-        A factor on the device is read from the device here.
+        If ``factor`` is on the device, this method waits for the device.
         """
         self._unit *= float(factor)
         if self._unit == 0:  # earlier gradients have weights of 0, so they are 0 at any scale

@@ -64,8 +64,8 @@ class ReplicaStrategy(Strategy):
             )
         if trainer.settings.sync_batchnorm or self.layer_sync is not None:
             raise ConfigurationError(
-                f"Trainer(sync_batchnorm=True), or a LayerSync in plugins, asks for layers whose statistics are those "
-                f'of all devices, and with {name} each device has its own. Leave it out, or write strategy="ddp".'
+                "Trainer(sync_batchnorm=True), or a LayerSync in plugins, needs statistics over all devices, but with "
+                f'{name} each device computes its own. Leave it out, or write strategy="ddp".'
             )
 
     def _replicas(self, module: nn.Module) -> Replicas:

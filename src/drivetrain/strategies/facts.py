@@ -25,8 +25,8 @@ class Earlier:
     """Hooks and arguments of earlier Lightning generations that a strategy's steps use.
 
     Attributes:
-        step_ends: it splits batches, and calls the module's ``training_step_end``, ``validation_step_end`` and
-            ``test_step_end`` with the outputs of all parts. Other strategies refuse a module that defines one.
+        step_ends: the strategy splits batches, and calls the module's ``training_step_end``, ``validation_step_end``
+            and ``test_step_end`` with the outputs of all parts. Other strategies refuse a module that defines one.
         zero_grad: the strategy's ``zero_grad`` calls the module's ``optimizer_zero_grad``; otherwise the module's
             method replaces the strategy's.
         clears_last: the strategy's ``optimizer_step`` ends with ``on_before_zero_grad`` and the module's
@@ -67,21 +67,21 @@ class Facts:
         calls_through_forward: steps run inside the module's ``__call__``, for wrappers that work in place, such as
             FSDP2's.
         allows_inference_mode: evaluation may run under ``torch.inference_mode``; otherwise it runs under ``no_grad``.
-        handles_gradient_accumulation: its optimizers add up the gradients of a window: the loop does not divide the
-            loss, and steps them after each batch.
+        handles_gradient_accumulation: the optimizers accumulate the gradients of a window themselves: the loop does not
+            divide the loss, and steps the optimizers after each batch.
         honoured_hooks: for a strategy that owns its step: the hooks inside a step that the strategy calls. If another
-            hook is overridden, set-up raises an error. ``StepParts.HOOKS`` are the hooks that the parts call; "all":
+            hook is overridden, set-up raises an error. ``StepParts.HOOKS``: the hooks that ``StepParts`` calls; "all":
             every hook.
         local_passes: "module:function" that returns the :class:`~drivetrain.strategies.local_passes.LocalPasses` of
             this strategy: passes without communication between ranks, followed by one exchange, for
             ``Trainer(split_on_oom=True)``; "": that argument raises an error.
-        refuses: arguments of the Trainer that do not work with it, each with the reason as a sentence: "compile",
+        refuses: arguments of the Trainer that do not work with the strategy, each with the reason as a text: "compile",
             "cuda_graphs", "replay_every", "replica_check_every", "save_trainable_only", "split_on_oom".
         engine_verbs: for methods whose signatures differ from a Trainer's: the class that calls them. An Engine uses
             that class instead of its own ``Verbs``.
         engine_class: for a strategy that only a Trainer can use: "module:class" that an Engine builds under the same
             names.
-        earlier: facts of strategies that train like earlier generations.
+        earlier: facts of strategies that train like earlier generations of Lightning.
     """
 
     is_distributed: bool = False
@@ -124,7 +124,7 @@ def check_declared(cls: Any) -> None:
 
 
 class Shared:
-    """Base of the parts of the contract: the types of their shared attributes. It defines nothing."""
+    """Base of the parts of the contract, which only declares the types of their shared attributes."""
 
     accelerator: Accelerator | None
     checkpoint_io: CheckpointIO

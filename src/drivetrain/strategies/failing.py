@@ -1,6 +1,4 @@
-"""A failing rank reports why: to the other ranks, through the job's store, and to the process that prints the
-report.
-"""
+"""Report why this rank fails: to the other ranks, through the job's store, and to the process that prints a report."""
 
 from __future__ import annotations
 
@@ -83,7 +81,8 @@ def _write_for_report(sheet: Sheet | None, error: BaseException) -> None:
     """Write the reason of this failure for the report, if this rank is watched and ``error`` is not a request to
     end.
     """
-    if sheet is None or not (isinstance(error, Exception) or _is_failed_exit(error)):
+    failed_exit = isinstance(error, SystemExit) and not isinstance(error, SIGTERMException) and bool(error.code)
+    if sheet is None or not (isinstance(error, Exception) or failed_exit):
         return
     with suppress(OSError):  # the launching process was killed, and the board's folder was removed
         if isinstance(error, Exception) and (text := _collective(error)):
@@ -109,8 +108,3 @@ def _collective(error: Exception) -> str:
         if last is not None:
             return f"{'in' if child.follows(error) else 'after'} {last}"
     return ""
-
-
-def _is_failed_exit(error: BaseException) -> bool:
-    """Return whether user code has called ``sys.exit`` with a nonzero code."""
-    return isinstance(error, SystemExit) and not isinstance(error, SIGTERMException) and bool(error.code)

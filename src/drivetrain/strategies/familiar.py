@@ -37,16 +37,16 @@ _DECLARED = {
 
 
 COLLECTIVES = frozenset({"barrier", "broadcast", "reduce_boolean_decision"})
-"""Members whose override also counts in :attr:`Strategy.world`."""
+"""Members whose overrides are also called by the group :attr:`Strategy.world`."""
 
 
 class Familiar(Step, State):
-    """Members with Lightning's names, which the contract defines in another form; users can call and override them."""
+    """Members with Lightning's names, for which the contract has other members; users can call and override them."""
 
-    is_distributed: Any = reads("facts.is_distributed", "Whether several processes train together.")
-    restore_checkpoint_after_setup: Any = reads("facts.restores_after_setup", "Whether it loads after ``setup``.")
-    lightning_restore_optimizer: Any = reads("facts.trainer_restores_optimizers", "Whether the Trainer restores them.")
-    handles_gradient_accumulation: Any = reads("facts.handles_gradient_accumulation", "Whether its optimizers do it.")
+    is_distributed: Any = reads("facts.is_distributed", "Several processes train together.")
+    restore_checkpoint_after_setup: Any = reads("facts.restores_after_setup", "Weights are loaded after ``setup``.")
+    lightning_restore_optimizer: Any = reads("facts.trainer_restores_optimizers", "A Trainer restores optimizers.")
+    handles_gradient_accumulation: Any = reads("facts.handles_gradient_accumulation", "Optimizers add up gradients.")
     precision: Any = reads("precision_plugin", "``precision_plugin`` under its name in Fabric.")
 
     # ---- ranks and places ----------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class Familiar(Step, State):
     # ---- between ranks -------------------------------------------------------------------------------------------
 
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Wait for every rank. Further arguments are ignored: barriers of other libraries have some."""
+        """Wait for every rank. Further arguments, which other libraries' barriers have, are ignored."""
         self._plain_world.barrier(name)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
@@ -350,8 +350,8 @@ def bind_zero_grad(strategy: Strategy, optimizer: Optimizer) -> Callable[[], Non
 
 
 def bind_clipping(strategy: Strategy, module: nn.Module, algorithm: Any) -> Callable[..., Any]:
-    """Return the function that clips, called with an optimizer, the value and ``algorithm``: the strategy's or the
-    precision's.
+    """Return the strategy's or the precision's function that clips, called with an optimizer, the value and
+    ``algorithm``.
     """
     verb = "clip_gradients_value" if algorithm == "value" else "clip_gradients_norm"
     if overrides(strategy, verb, Familiar):
@@ -390,7 +390,7 @@ _STEP_CONTEXTS = {
 
 def module_state(strategy: Strategy, module: nn.Module, model: nn.Module) -> dict[str, Any]:
     """Return the state of ``module`` for a checkpoint; ``model`` is the strategy's wrapper of it."""
-    if not _own(strategy, "lightning_module_state_dict"):
+    if not overrides(strategy, "lightning_module_state_dict", Familiar):
         return strategy.module_state(module)
     with standing_for(strategy, lightning_module=module, model=model):
         return strategy.lightning_module_state_dict()
@@ -400,7 +400,7 @@ def load_module_state(
     strategy: Strategy, module: nn.Module, model: nn.Module, state: Mapping[str, Any], strict: bool
 ) -> None:
     """Load a result of :func:`module_state`."""
-    if not _own(strategy, "load_model_state_dict"):
+    if not overrides(strategy, "load_model_state_dict", Familiar):
         strategy.load_module_state(module, state, strict)
         return
     with standing_for(strategy, lightning_module=module, model=model):
@@ -417,21 +417,17 @@ def load_optimizer_state(
     strategy: Strategy, optimizer: Optimizer, module: nn.Module | None, state: Mapping[str, Any]
 ) -> None:
     """Load a result of :func:`optimizer_state`."""
-    if not _own(strategy, "load_optimizer_state_dict"):
+    if not overrides(strategy, "load_optimizer_state_dict", Familiar):
         strategy.load_optimizer_states([optimizer], [state], {})
         return
     with standing_for(strategy, lightning_module=module, optimizers=[optimizer]):
         strategy.load_optimizer_state_dict({"optimizer_states": [state]})
 
 
-def _own(strategy: Strategy, name: str) -> bool:
-    return overrides(strategy, name, Familiar)
-
-
 @contextmanager
 def standing_for(strategy: Strategy, **attributes: Any) -> Iterator[None]:
-    """Context in which a strategy has other attributes, because overrides of these members only know the run's
-    module.
+    """Context in which a strategy has other attributes: Lightning's members have no argument for the module, so their
+    overrides use the strategy's attributes.
     """
     # Written to the instance's dictionary, because a setter may do work that belongs to the start of a run.
     own = vars(strategy)

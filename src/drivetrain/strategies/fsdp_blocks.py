@@ -39,7 +39,7 @@ def find_blocks(root: nn.Module) -> list[nn.Module]:
 
 
 def _repeated(parent: nn.Module) -> list[nn.Module]:
-    """Return the children whose class occurs at least twice; among several classes, the one with most parameters."""
+    """Return the children of a class that occurs at least twice: of several, the class with the most parameters."""
     children = [each for each in parent.children() if not isinstance(each, _WITHOUT_FORWARD)]
     sizes: Counter[type[nn.Module]] = Counter()
     for child in children:
@@ -88,7 +88,7 @@ def matching(root: nn.Module, policy: Policy, argument: str) -> list[nn.Module]:
     if unused:
         rank_zero_warn(
             f"{argument} names {unused}, and {class_name(root)} has no such layer. "
-            f"{did_you_mean(names[0], there)} Leave out what is not there."
+            f"{did_you_mean(names[0], there)} Leave that name out."
         )
     return found
 
@@ -196,7 +196,7 @@ def _below(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def outermost(found: list[nn.Module]) -> list[nn.Module]:
-    """Return the modules of the list that are not inside another one of it."""
+    """Return the modules in ``found`` that are not inside another module in ``found``."""
     inside: set[nn.Module] = set()
     for each in found:
         inside |= set(_below(each))

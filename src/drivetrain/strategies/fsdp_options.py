@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from drivetrain.base.packages import fsdp
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.errors import ConfigurationError, UnknownArgumentError, described, did_you_mean
+from drivetrain.errors import ConfigurationError, described, number_of, unknown_argument, unknown_value
 from drivetrain.strategies import fsdp_blocks
 
 # ``reshard_after_forward`` by sharding strategy: whether a block's gathered parameters are freed after forward.
@@ -56,8 +56,9 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check the arguments that are not checked where they are used."""
-        _one_of("state_dict_type", self.state_dict_type, ("full", "sharded"))
-        _one_of("gradient_exchange", self.gradient_exchange, ("batch", "window"))
+        for name, known in (("state_dict_type", ("full", "sharded")), ("gradient_exchange", ("batch", "window"))):
+            if (value := getattr(self, name)) not in known:
+                raise unknown_value("FSDPStrategy", name, value, known)
         mesh = self.device_mesh
         if mesh is not None and not hasattr(mesh, "mesh_dim_names"):
             numbers = isinstance(mesh, Sequence) and all(type(each) is int for each in mesh)
@@ -100,18 +101,12 @@ class Options:
 
     def described(self, mesh: Any) -> str:
         """Return a text such as "2 processes, replicated 2 times, with shards in host memory"."""
-        shards = mesh.size(mesh.ndim - 1)
-        parts = [f"{shards} process{'' if shards == 1 else 'es'}"]
+        parts = [number_of(mesh.size(mesh.ndim - 1), "process")]
         if mesh.ndim > 1 and mesh.size(0) > 1:
             parts.append(f"replicated {mesh.size(0)} times")
         if self.offloads:
             parts.append("with shards in host memory")
         return ", ".join(parts)
-
-
-def _one_of(name: str, value: Any, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ConfigurationError(f"FSDPStrategy({name}={value!r}) is unknown. {did_you_mean(str(value), known)}")
 
 
 def ignore_first_arguments(others: Mapping[str, Any]) -> None:
@@ -122,9 +117,7 @@ def ignore_first_arguments(others: Mapping[str, Any]) -> None:
     """
     for name in others:
         if name not in _WITHOUT_MEANING:
-            raise UnknownArgumentError(
-                f"FSDPStrategy has no argument {name!r}. {did_you_mean(name, [*Options.__annotations__])}"
-            )
+            raise unknown_argument("FSDPStrategy", {name: others[name]}, Options.__annotations__)
         rank_zero_warn(f"FSDPStrategy ignores {name}: {_WITHOUT_MEANING[name]}. Leave it out.", stacklevel=5)
 
 
@@ -137,9 +130,7 @@ def sharding_of(given: Any) -> str:
     name = str(getattr(given, "name", given))
     known = {each.lower(): each for each in _SHARDING} | {"hybrid": "HYBRID_SHARD"}
     if name.lower() not in known:
-        raise ConfigurationError(
-            f"FSDPStrategy(sharding_strategy={given!r}) is unknown. {did_you_mean(name, _SHARDING)}"
-        )
+        raise unknown_value("FSDPStrategy", "sharding_strategy", name, _SHARDING)
     return known[name.lower()]
 
 

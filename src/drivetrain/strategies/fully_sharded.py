@@ -1,11 +1,10 @@
-"""Models whose blocks torch's ``fully_shard`` shards: what FSDP and model parallelism share."""
+"""Base of FSDP and model parallelism: models whose blocks torch's ``fully_shard`` shards."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -33,6 +32,7 @@ from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies import fsdp_blocks, fsdp_kept, sharded_gradients
 from drivetrain.strategies import sharded_state as sharded
 from drivetrain.strategies.alone import STATE_VERBS, Alone, alone
+from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.fsdp_blocks import class_name
 from drivetrain.strategies.fsdp_options import Options, checkpoint_activations
 from drivetrain.strategies.group import Group
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 LARGE = ("model.", "optimizers.")
-"""How the names of tensors begin of which each rank reads its own shards."""
+"""Prefixes of the names of tensors of which each rank reads only its own shards."""
 
 
 class FullySharded(Strategy):
-    """Base class of strategies that shard a model with ``fully_shard``; a subclass makes the mesh of ranks for it."""
+    """Base class of strategies that shard a model with ``fully_shard``; a subclass creates the mesh of ranks."""
 
     _check_met: Callable[[], None]
     share_from_rank_zero: Callable[..., None]
@@ -112,7 +112,7 @@ class FullySharded(Strategy):
     def _share(self, block: nn.Module) -> None:
         """Broadcast the first rank's weights, as DDP does: ranks may have drawn different ones."""
         tensors = [*block.parameters(), *block.buffers()]
-        self.share_from_rank_zero([each for each in tensors if not each.is_meta and not sharded.is_dtensor(each)])
+        self.share_from_rank_zero([each for each in tensors if not each.is_meta and not is_dtensor(each)])
 
     # ---- the model -----------------------------------------------------------------------------------------------
 
@@ -156,16 +156,13 @@ class FullySharded(Strategy):
                 'needs for its streams. Write strategy="ddp", or import the package that adds this module.'
             )
         own: list[Any] = [each for each in module.modules() if isinstance(each, fsdp.FSDPModule)]
-        blocks: list[nn.Module] = []
-        if own:  # configure_model has already sharded some blocks
-            if options.auto_wrap_policy is not None:
-                raise ConfigurationError(
-                    f"{type(module).__name__} has sharded layers itself, and FSDPStrategy got an auto_wrap_policy. "
-                    "Use one of the two."
-                )
-        else:
-            blocks = options.blocks_of(module)
-        blocks = fsdp_blocks.apart_from_tied(module, blocks)
+        if own and options.auto_wrap_policy is not None:
+            raise ConfigurationError(
+                f"{type(module).__name__} has sharded layers itself, and FSDPStrategy got an auto_wrap_policy. Use one "
+                "of the two."
+            )
+        # none if configure_model has already sharded some blocks
+        blocks = [] if own else fsdp_blocks.apart_from_tied(module, options.blocks_of(module))
         fsdp_blocks.make_contiguous(module)
         again = checkpoint_activations(module, options.activation_checkpointing_policy)
         text = fsdp_blocks.summary(module, own or blocks)
@@ -241,9 +238,9 @@ class FullySharded(Strategy):
                 if found != expected:
                     raise CheckpointError(
                         "The checkpoint was saved inside a window of batches, where each rank keeps its shard of the "
-                        f'gradients. Of {name} this rank had shape {found}, and gradient_exchange="window" needs the '
-                        f'complete gradient, of shape {expected}. Resume with gradient_exchange="batch", or from a '
-                        "checkpoint that was saved between two windows."
+                        f'gradients. This rank\'s gradient of {name} had shape {found}, but gradient_exchange="window" '
+                        f'needs the complete gradient, of shape {expected}. Resume with gradient_exchange="batch", or '
+                        "from a checkpoint that was saved between two windows."
                     )
                 parameter.unsharded_accumulated_grad = gradients[name].to(self.root_device, copy=True)
 
@@ -314,13 +311,9 @@ class FullySharded(Strategy):
         if own or not writes_files(self.checkpoint_io):
             yield ""
             return
-        options = self.options
-        self.options = dataclasses.replace(options, state_dict_type="sharded")
-        try:
-            with alone(self, "shards") as what:
-                yield what
-        finally:
-            self.options = options
+        options = dataclasses.replace(self.options, state_dict_type="sharded")
+        with standing_for(self, options=options), alone(self, "shards") as what:
+            yield what
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         if self.saves_shards:
@@ -362,21 +355,25 @@ def _without_exchange(model: Any) -> Iterator[None]:
 def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, group: Group, loads: bool) -> bool:
     """Replace tensors on the meta device, and let each layer initialise its own; return whether there were any.
 
-    A layer's ``reset_parameters`` gets complete tensors, of which each rank then keeps its shard, so the values are
-    those of a model that one process has created; memory holds the shards and one complete layer at a time. All ranks
-    draw the random numbers that rank 0 would draw.
+    A layer's ``reset_parameters`` gets complete tensors, of which each rank then keeps its shard. So the values are
+    those of a model that one process has created, and memory holds the shards and one complete layer at a time. All
+    ranks draw the random numbers that rank 0 would draw.
 
     Args:
         root: the model, whose parameters may be DTensors.
         device: where its layers compute.
         shards_on: the device of the shards.
         group: the ranks that must get the same values.
-        loads: a checkpoint's weights will be loaded later, so layers without ``reset_parameters`` are allowed.
+        loads: weights will be loaded from a checkpoint later, so layers without ``reset_parameters`` are allowed.
 
     Raises:
         ConfigurationError: a layer has no ``reset_parameters``; the message names all of them.
     """
-    layers = [each for each in root.modules() if any(tensor.is_meta for tensor in _own_tensors(each))]
+    layers = [
+        each
+        for each in root.modules()
+        if any(tensor.is_meta for tensor in (*each.parameters(recurse=False), *each.buffers(recurse=False)))
+    ]
     if not layers:
         return False
     names = {module: name or class_name(root) for name, module in root.named_modules()}
@@ -401,10 +398,6 @@ def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, 
     if not torch.equal(before["torch"], first["torch"]):
         set_rng_state(before)  # restore the random state that this rank had before, which differs from rank 0's
     return True
-
-
-def _own_tensors(layer: nn.Module) -> chain[Tensor]:
-    return chain(layer.parameters(recurse=False), layer.buffers(recurse=False))
 
 
 def _replace(layers: list[nn.Module], device: torch.device, shards_on: torch.device) -> set[int]:

@@ -1,4 +1,4 @@
-"""Average gradients over ranks while the backward pass computes others."""
+"""Average gradients over ranks while the backward pass still computes other gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _BUCKET_BYTES = 25 * 2**20
 T = TypeVar("T", bound=Tensor)
 
 Start = Callable[[Tensor, str], Any]
-"""Begins to sum up a tensor over the ranks, in place; the name is the same on all ranks. Returns a handle."""
+"""``(tensor, name)``: starts to sum the tensor over the ranks, in place, and returns a handle. All ranks pass the same
+name."""
 
 
 def alike(tensors: Iterable[T], most_bytes: int = _BUCKET_BYTES) -> list[list[T]]:
@@ -49,7 +50,7 @@ class Bucket:
 
     Attributes:
         waiting: identities of the parameters that have no gradient in this backward pass yet.
-        flat: during the exchange, the concatenated gradients, followed by a 1 for each parameter that has a gradient.
+        flat: during the exchange, the concatenated gradients, then a 1 or 0 for each parameter: has it a gradient?
     """
 
     def __init__(self, parameters: Sequence[Tensor], name: str = "") -> None:
@@ -66,7 +67,7 @@ class Bucket:
 
     @torch.no_grad()
     def pack(self) -> Tensor:
-        """Return this rank's data for the exchange. :meth:`unpack` expects the mean over the ranks in ``flat``."""
+        """Set ``flat`` to this rank's data, and return it; for :meth:`unpack`, it must hold the mean over the ranks."""
         self.missing = [index for index, parameter in enumerate(self.parameters) if parameter.grad is None]
         parts = []
         for parameter in self.parameters:
@@ -100,14 +101,14 @@ class Bucket:
 
 
 class GradientExchange:
-    """Averages the gradients of these parameters over the ranks in each backward pass.
+    """Averages the gradients of ``parameters`` over the ranks in each backward pass.
 
     A bucket is sent when all its gradients are computed and all earlier buckets were sent, so all ranks send the same
     buckets in the same order. After the backward pass, the gradients hold the means. A rank whose loss does not depend
     on a parameter contributes zeros for it.
 
     Args:
-        parameters: those that require gradients, in the same order on all ranks.
+        parameters: the parameters, in the same order on all ranks; frozen ones are not exchanged.
         ranks: the number of ranks.
         start, wait: begin and end an exchange; ``wait`` gets the handle that ``start`` has returned.
     """
@@ -125,9 +126,7 @@ class GradientExchange:
         self.include_thawed(parameters)
 
     def include_thawed(self, parameters: Iterable[nn.Parameter]) -> None:
-        """From now on also exchange the gradients of those ``parameters`` that are trained; the others stay in
-        ``frozen``.
-        """
+        """Also exchange the gradients of ``parameters`` that require gradients now; set ``frozen`` to the others."""
         parameters = list(parameters)
         thawed = [each for each in parameters if each.requires_grad and id(each) not in self._bucket_of]
         self._fill(thawed)
@@ -189,25 +188,23 @@ class GradientExchanges:
             earlier.close()
         self._of[id(module)] = GradientExchange(module.parameters(), ranks, start, wait)
 
-    def frozen(self, module: nn.Module | None) -> Sequence[nn.Parameter]:
-        """Return the parameters of ``module`` whose gradients are not exchanged, because they are not trained."""
+    def include_thawed(self, module: nn.Module | None) -> Sequence[nn.Parameter]:
+        """Exchange the gradients of all parameters of ``module`` that are trained now; return those that are not."""
         exchange = self._of.get(id(module))
-        return () if exchange is None else exchange.frozen
-
-    def include_thawed(self, module: nn.Module | None) -> None:
-        """Exchange the gradients of all parameters of ``module`` that are trained now."""
-        if module is not None and (exchange := self._of.get(id(module))) is not None:
-            exchange.include_thawed(module.parameters())
+        if module is None or exchange is None:
+            return ()
+        exchange.include_thawed(module.parameters())
+        return exchange.frozen
 
     @contextmanager
     def paused(self, module: nn.Module) -> Iterator[None]:
         """Context whose backward passes keep the gradients of ``module`` on this process."""
-        if any(each.requires_grad for each in self.frozen(module)):
-            self.include_thawed(module)
         exchange = self._of.get(id(module))
         if exchange is None:
             yield
             return
+        if any(each.requires_grad for each in exchange.frozen):
+            exchange.include_thawed(module.parameters())
         before, exchange.enabled = exchange.enabled, False
         try:
             yield

@@ -34,8 +34,8 @@ class Group(ABC):
         rank: this process.
         ranks: the members, including this process, in the order of gathered values.
         handle: the torch.distributed process group, for torch's functions; ``None``: all processes, or no group.
-        checks: which tensor collectives the members compare before they run, if any.
-        machine: the members on this machine, once a save has needed that group.
+        checks: which tensor collectives the members compare before they run; ``None``: all.
+        machine: the group of the members on this machine; set by the first save that needs it.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class Group(ABC):
 
     @property
     def can_divide_on_host(self) -> bool:
-        """Whether groups of some of the ranks exchange objects in host memory, without the devices' memory."""
+        """Whether smaller groups of these ranks can exchange objects in host memory, without using the devices."""
         return False
 
     @property
@@ -86,7 +86,7 @@ class Group(ABC):
         """
         if sync_grads and tensor.requires_grad and torch.is_grad_enabled():
             raise NotSupportedError(
-                f"{type(self).__name__}.all_gather(sync_grads=True): gradients do not travel in this group. Override "
+                f"{type(self).__name__}.all_gather(sync_grads=True): this group does not pass gradients. Override "
                 "all_gather in it, or gather tensor.detach()."
             )
         tensor = tensor.detach()
@@ -289,7 +289,7 @@ class TorchGroup(Group):
 
 
 class WaitingGroup(Group):
-    """A group without a process group yet: its ranks are known, but collectives raise an error.
+    """A group whose ranks are known, but whose process group does not exist yet: collectives raise an error.
 
     Args:
         rank, ranks: as for every group.

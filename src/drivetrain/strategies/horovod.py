@@ -65,7 +65,7 @@ class HorovodGroup(Group):
 
 @StrategyRegistry.register("horovod")
 class HorovodStrategy(ParallelStrategy):
-    """The whole model on every rank; gradients are averaged in buckets while the backward pass computes others.
+    """The complete model on every rank; gradients are averaged in buckets while the backward pass computes others.
 
     Works with processes that ``horovodrun``, ``mpirun`` or ``torchrun`` have started. They communicate through the
     package ``horovod`` if it is installed and its launcher is ``horovodrun`` or an MPI that it was built with, and
@@ -76,7 +76,7 @@ class HorovodStrategy(ParallelStrategy):
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
             timeout: as for :class:`ParallelStrategy`.
         scale_lr: multiply the learning rates of optimizers and schedulers by the number of ranks.
-        package: communicate through the package ``horovod``; ``None``: if that is possible.
+        package: True: communicate through the package ``horovod``; False: never; ``None``: if possible.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class HorovodStrategy(ParallelStrategy):
         found = (self._hvd.rank(), self._hvd.size())
         if found != (self.global_rank, self.world_size):
             raise ConfigurationError(
-                f"Horovod says that this process is rank {found[0]} of {found[1]}, and the environment that it is rank "
+                f"Horovod says that this process is rank {found[0]} of {found[1]}, but its environment says rank "
                 f"{self.global_rank} of {self.world_size}. Start the program with horovodrun, or write "
                 "HorovodStrategy(package=False)."
             )
@@ -140,7 +140,7 @@ class HorovodStrategy(ParallelStrategy):
     def _check_met(self) -> None:
         if self._hvd is not None and self.world_size > 1:
             raise NotSupportedError(
-                "A process group of torch.distributed was passed to a collective, and the ranks exchange through the "
+                "A process group of torch.distributed was passed to a collective, but the ranks exchange through the "
                 "package horovod. Leave the group out, or write HorovodStrategy(package=False)."
             )
         super()._check_met()
@@ -172,8 +172,7 @@ class HorovodStrategy(ParallelStrategy):
     def bind(self, name: str) -> Any:
         if name != "training_step":
             return super().bind(name)
-        self._exchanges.include_thawed(self.model)
-        return until_thawed(super().bind(name), self._exchanges.frozen(self.model), lambda: self.bind(name))
+        return until_thawed(super().bind(name), self._exchanges.include_thawed(self.model), lambda: self.bind(name))
 
     def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
         return self._exchanges.paused(model)
@@ -206,7 +205,7 @@ class HorovodStrategy(ParallelStrategy):
         if any(theirs != everyones[0] for theirs in everyones):
             raise ConfigurationError(
                 f"The state of {type(optimizer).__name__} has other entries on some ranks than on rank 0 when training "
-                "begins. Resume all ranks from one checkpoint, or begin all of them without optimizer state."
+                "begins. Resume all ranks from one checkpoint, or start all of them without optimizer state."
             )
         tensors = [optimizer.state[parameters[index]][key] for index, key, is_tensor in here if is_tensor]
         self.share_from_rank_zero(tensors)

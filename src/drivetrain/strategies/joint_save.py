@@ -1,9 +1,10 @@
-"""What the ranks tell each other about a checkpoint that each of them writes in the background.
+"""Messages between the ranks about a checkpoint that each of them writes in the background.
 
-They use the job's store and no collectives, so their threads talk while training continues. A job without a store has a
-file beside the checkpoint instead. Each rank posts once what it has written, or why it could not. Rank 0 collects that,
-writes the file that completes the checkpoint, and posts the outcome, which the other ranks wait for. So either all
-ranks have saved it or none has, and each of them raises an error at its next save, or at the end of the run.
+Threads exchange these messages through the job's store, not by collectives, so training continues meanwhile. In a job
+without a store, they use a file beside the checkpoint. Each rank posts once what it has written, or why it could not.
+Rank 0 collects these posts, writes the file that completes the checkpoint, and posts the outcome, for which the other
+ranks wait. So either all ranks have saved the checkpoint, or each of them raises an error at its next save or at the
+end of the run.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def begin(
     listed: str,
     store: Any,
 ) -> None:
-    """Begin what ``rank_files.save`` does, in the background, with the result of :func:`store_for`; every rank must
-    call it.
+    """Begin a save like ``rank_files.save``, but in the background; every rank must call it. ``store`` is the result of
+    :func:`store_for`.
 
     Raises:
         CheckpointError: this rank cannot begin; the others raise an error when they wait for the checkpoint.
@@ -87,7 +88,7 @@ def _complete(
     path: str | Path,
     entries: Sequence[rank_files.Entry],
 ) -> None:
-    """End a save on rank 0, in the thread: remove the files that it replaces, if ``main`` is written."""
+    """End a save on rank 0, in the writing thread: if ``main`` was written, remove the files that it replaces."""
     failure = main if isinstance(main, Exception) else main.exception()
     if failure is None:
         failure = _begun(lambda: rank_files.commit(strategy, path, entries, {}))
@@ -97,7 +98,7 @@ def _complete(
 
 
 def _post(joint: JointSave, own: Exception | Future[Any], file: str, ranks: Sequence[int]) -> None:
-    """Tell rank 0, in the thread, what this rank has written."""
+    """Tell rank 0 what this rank has written; called in the writing thread."""
     failure, entry = own if isinstance(own, Exception) else own.exception(), dict[str, Any]()
     if not isinstance(own, Exception) and failure is None:
         try:
@@ -111,7 +112,7 @@ def _post(joint: JointSave, own: Exception | Future[Any], file: str, ranks: Sequ
 def _follow(
     strategy: Strategy, background: AsyncCheckpointIO, joint: JointSave, path: str | Path, file: str, listed: str
 ) -> None:
-    """End a save on another rank, in the thread; ``file`` is "" if it has written none."""
+    """End a save on another rank, in the writing thread; ``file`` is "" if this rank has written none."""
     name = os.path.basename(file)
     try:
         joint.follow()
@@ -123,7 +124,7 @@ def _follow(
     rank_files.remember(strategy, path, name or None)
 
 
-# ---- what the ranks tell each other ----------------------------------------------------------------------------------
+# ---- the messages ----------------------------------------------------------------------------------------------------
 
 
 def store_for(world: Group, path: str | Path) -> Any:
@@ -153,7 +154,7 @@ def store_for(world: Group, path: str | Path) -> Any:
     return store
 
 
-_BRANCHES = 8  # ranks from which one rank collects what they have written
+_BRANCHES = 8  # the ranks form a tree, in which each collects the posts of this many
 _decided: list[str] = []  # the keys of outcomes in the store
 
 
@@ -164,7 +165,7 @@ class JointSave:
         world: all ranks.
         path: the checkpoint, for messages.
         save_id: digits that are new in every save, and equal on all ranks.
-        store: the result of :func:`store_for`.
+        store: the result of :func:`store_for`; ``None`` with one rank.
         writers: the ranks that write a file, except rank 0; ``None``: all.
     """
 
@@ -176,8 +177,8 @@ class JointSave:
         self._store, self._key = store, f"drivetrain/save {save_id}"
 
     def post(self, written: Any, failure: BaseException | None = None) -> None:
-        """Post what this rank has written, as plain data for JSON, or its ``failure``; and what the ranks have posted
-        that are below it in the tree.
+        """Post what this rank has written, as plain data for JSON, or its ``failure``, and the posts of the ranks below
+        it in the tree.
         """
         found, failed = self._below()
         found[str(self._rank)] = written
@@ -195,7 +196,7 @@ class JointSave:
         found, failed = self._below()
         if failed:
             raise CheckpointError(f"The checkpoint {self._path} was not written, because {failed}")
-        for key in _decided:  # all ranks have read the outcome of the save before
+        for key in _decided:  # all ranks have read the outcome of the previous save
             self._store.delete_key(key)
         _decided.clear()
         return [found[str(rank)] for rank in self._tree[1:]]
@@ -216,9 +217,11 @@ class JointSave:
 
     def decide(self, failure: BaseException | None) -> None:
         """Post the outcome; called on rank 0."""
+        if self._store is None:
+            return
         text = "" if failure is None else _text(failure)
         with contextlib.suppress(RuntimeError):
-            self._store.set(f"{self._key}/outcome", f"-{text}")  # an empty value is none to some stores
+            self._store.set(f"{self._key}/outcome", f"-{text}")  # some stores treat an empty value as missing
         _decided.append(f"{self._key}/outcome")
 
     def follow(self) -> None:
@@ -241,5 +244,5 @@ class JointSave:
 
 
 def _text(failure: BaseException) -> str:
-    """Return the text of an error that names the checkpoint, or a description of another one, for other ranks."""
+    """Return a text for other ranks: the message of a CheckpointError, or a description of any other error."""
     return text_of(failure) if isinstance(failure, CheckpointError) else shown_error(failure)

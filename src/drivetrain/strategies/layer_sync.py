@@ -23,7 +23,7 @@ class LayerSync(ABC):
     def register_layer_syncs(cls, layer_sync_registry: Registry[LayerSync]) -> None:
         """Give the class its names: ``layer_sync_registry.register("name", cls, description="...")``.
 
-        Python calls it once, when a subclass that defines it is defined, so no other line is needed.
+        Called once, when Python defines a subclass with this method: the class needs no other line.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -39,7 +39,7 @@ class LayerSync(ABC):
         """Return ``model`` with its original layers; called when the fit ends, also after an exception."""
 
     def count_batches(self, model: nn.Module, counts: bool) -> None:
-        """Set whether the next batches count in the statistics; batches that a rank repeats do not."""
+        """Set whether the statistics include this rank's next batches; they exclude batches that a rank repeats."""
 
 
 LayerSyncRegistry: Registry[LayerSync] = Registry(

@@ -18,7 +18,7 @@ from drivetrain.strategies.strategy import Strategy
 
 
 class LocalPasses:
-    """The passes of a strategy with one device, which never communicate.
+    """The passes of a strategy with one device, which never communicates.
 
     Args:
         strategy: the strategy of the fit.
@@ -88,7 +88,7 @@ class FSDPPasses(LocalPasses):
                 module.unshard()
         for group in self._groups:
             # keep the parameters gathered until all batches of the window are done
-            vars(group).update(dict.fromkeys(torch_private.RESHARDING, _stay))
+            vars(group).update(dict.fromkeys(torch_private.RESHARDING, lambda: None))
         self._root.set_requires_gradient_sync(False)
 
     def forget(self) -> None:
@@ -112,10 +112,6 @@ class FSDPPasses(LocalPasses):
         if self._groups:
             self._root.set_requires_gradient_sync(True)
         self._groups = []
-
-
-def _stay() -> None:
-    """Do nothing: replaces the function that shards a group of parameters again."""
 
 
 def of_ddp(strategy: Strategy) -> LocalPasses:

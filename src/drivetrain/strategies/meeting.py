@@ -23,15 +23,15 @@ from drivetrain.errors import ConfigurationError, DrivetrainError
 from drivetrain.launchers.script import started_by_rank
 from drivetrain.strategies.peers import some
 
-_STORES: Any = dist  # has them without types
+_STORES: Any = dist  # torch's stores have no types
 # the network interface on which Gloo listens; torch reads the variable whenever a group is created
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK_INTERFACES = {"linux": "lo", "darwin": "lo0"}
-_TORCHRUNS_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun sets it where a process of its own holds the store
+_TORCHRUNS_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun sets it if one of its own processes holds the store
 _WITHOUT_STORE = ("mpi", "fake")  # backends without a store
 _PROBE_S = 0.5
 _SHORTEST_S = 0.01
-# prefixes of keys in the store: ranks that have come, and ranks whose group is connected
+# prefixes of keys in the store: the ranks that use the store, and the ranks whose group is connected
 _HERE, _CONNECTED = "drivetrain/meeting", "drivetrain/connected"
 
 
@@ -64,7 +64,8 @@ def meet(
     if parent := started_by_rank():
         raise ConfigurationError(
             f"This program was started by process {parent}, which is rank {rank} of a job of {world_size} processes, "
-            "and has its environment variables. So it would join that job as the same rank. Start it without them: "
+            "and has inherited its environment variables, so it would join that job as the same rank. Start it without "
+            "them: "
             "env={name: value for name, value in os.environ.items() if name not in ("
             '"RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}.'
         )
@@ -79,7 +80,7 @@ def meet(
     if loopback is not None:
         _keep_gloo_on_loopback()
     dist.init_process_group(backend, store=store, **options)
-    # A rank that went on, and failed, would break the connections that the others are still making.
+    # If one rank continued now and failed, the other ranks could not finish their connections.
     place.wait_for_all(store, _CONNECTED)
 
 
@@ -102,7 +103,7 @@ class Meeting:
     Args:
         address, port: where rank 0 listens.
         rank, world_size: the rank of this process, and the number of processes of the job.
-        timeout: for all ranks to connect; ``None``: torch's default.
+        timeout: how long to wait until all ranks have connected; ``None``: torch's default.
     """
 
     def __init__(self, address: str, port: int, rank: int, world_size: int, timeout: timedelta | None) -> None:
@@ -129,7 +130,9 @@ class Meeting:
         except RuntimeError as error:
             if serves and ("EADDRINUSE" in str(error) or "EACCES" in str(error)):
                 raise self._cannot_listen(str(error)) from error
-            raise self._no_answer() from error
+            found, cure = self._probed()
+            text = f"{self._waited} (MASTER_ADDR:MASTER_PORT) for rank 0, and {found}. {cure} [DT1056]"
+            raise DrivetrainError(text) from error
         if os.environ.get(_TORCHRUNS_STORE) == "True":
             # torchrun's store outlives the processes, and still holds the addresses of earlier attempts.
             store = _STORES.PrefixStore(f"restart_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -147,7 +150,7 @@ class Meeting:
             left = self._deadline - time.monotonic()
             # leaves time to find out which ranks are missing
             patience = timedelta(seconds=max(_SHORTEST_S, left - min(_PROBE_S, left / 4)))
-            store.set(f"{key}/{self.rank}", "")  # for the error, which names the ranks that have not come
+            store.set(f"{key}/{self.rank}", "")  # for the error, which names the missing ranks
             if store.add(f"{key}/count", 1) >= self.world_size:
                 store.set(key, "")
             store.wait([key], patience)
@@ -212,10 +215,6 @@ class Meeting:
             f"this job meet: {why}. Another program, perhaps an earlier job, holds the port. End it, or set "
             "MASTER_PORT to a free port for all processes. [DT1054]"
         )
-
-    def _no_answer(self) -> DrivetrainError:
-        found, cure = self._probed()
-        return DrivetrainError(f"{self._waited} (MASTER_ADDR:MASTER_PORT) for rank 0, and {found}. {cure} [DT1056]")
 
     def _probed(self) -> tuple[str, str]:
         """Return a description of the program at the address, and what to do about it."""

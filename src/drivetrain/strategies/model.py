@@ -1,4 +1,4 @@
-"""Model: how a strategy gets the user's module, and places and wraps it for its devices."""
+"""Model: a strategy gets the user's module, and moves and wraps it for its devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Model(Shared):
     Attributes:
         accelerator, precision_plugin, checkpoint_io: the strategy's parts; the plan fills in what was not passed.
         lightning_module: the user's module.
-        model: the object that :meth:`setup` has made of the module; before, the module itself.
+        model: the wrapped module that :meth:`setup` returns; before, the module itself.
         optimizers, lr_scheduler_configs: the optimizers and schedulers of the run.
     """
 
@@ -42,8 +42,7 @@ class Model(Shared):
         if self.accelerator is not None:
             self.accelerator.setup(trainer)
         module: nn.Module = self.lightning_module
-        wrapped = self.model is not module
-        if wrapped:
+        if self.model is not module:
             raise ConfigurationError(
                 f"{type(self).__name__} has wrapped the module before setup(), which sets up the module itself. Wrap "
                 "it in setup_module(module), or after super().setup(trainer)."
@@ -89,7 +88,7 @@ class Model(Shared):
     def teardown(self) -> None:
         """Move model and optimizer state to the host, free the device, and wait until all checkpoints are durable.
 
-        The run may be only partly set up: an exception can come at any time.
+        The run may be only partly set up, because an exception can end it at any time.
         """
         if self.root_device != HOST:
             for optimizer in self.optimizers:

@@ -26,7 +26,7 @@ class ModelAveraging:
     torch's hook averages gradients over all ranks in the first ``state.start_localSGD_iter`` steps, and over
     ``state.subgroup`` afterwards. Parameters are averaged for the first time after the first step with the subgroup.
 
-    [Note: where the counters are]
+    [Note: where the counters are stored]
     An optimizer's step count is stored in its first parameter group, where torch's schedulers also store the initial
     learning rate. So checkpoints and copies of the optimizer contain the count.
 
@@ -55,7 +55,7 @@ class ModelAveraging:
                     "exchanges parameters by itself after each step. Leave out model_averaging_period, or return "
                     "a plain optimizer from configure_optimizers."
                 )
-            optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # stores the warm-up as over if it is
+            optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # if the warm-up is over, this records it
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._read_counts))
             self.trained.update(id(each) for each in parameters_of(optimizer) if each.requires_grad)
@@ -123,6 +123,6 @@ def model_averaging(period: Any, state: Any, hook: Any) -> ModelAveraging | None
         found = "no ddp_comm_hook" if local else f"ddp_comm_state={described(state)}"
         raise ConfigurationError(
             f"DDPStrategy(model_averaging_period={period}) with {found}: gradients would be averaged in every step, "
-            f"and parameters never differ. Write {_USE}."
+            f"so parameters would never differ. Write {_USE}."
         )
     return ModelAveraging(period, state)

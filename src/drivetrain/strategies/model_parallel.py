@@ -20,7 +20,7 @@ from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.torch_private import UNSCALE
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, number_of
 from drivetrain.precision.mixed import torch_scaler
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
@@ -61,19 +61,19 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     docs/model_parallel.md, and docs/context_parallel.md for sequences that are split over ranks.
 
     Args:
-        data_parallel_size: how many ranks, or context-parallel groups, see different samples; "auto": the number of
-            processes divided by the other sizes. Parameters are sharded over all of these ranks.
-        tensor_parallel_size: over how many neighbouring ranks each layer is split; "auto": the number of processes
-            divided by the other sizes, or, if ``data_parallel_size`` is "auto" too, the number of processes of one
-            machine.
+        data_parallel_size: the number of ranks, or of context-parallel groups, that see different samples; "auto": the
+            number of processes divided by the other sizes. Parameters are sharded over all of these ranks.
+        tensor_parallel_size: the number of neighbouring ranks over which each layer is split; "auto": the number of
+            processes divided by the other sizes; if ``data_parallel_size`` is "auto", too, the number of processes on
+            one machine.
         save_distributed_checkpoint: checkpoints are folders, into which each process writes its parts. False: they are
             single files, as with one process. Both are read in either case.
         process_group_backend, timeout, accelerator, parallel_devices, cluster_environment, checkpoint_io,
             precision_plugin: as for :class:`ParallelStrategy`.
-        context_parallel_size: over how many neighbouring ranks each sequence is split.
-        sequence_dims: which dimension of a batch's tensors is the sequence: one number for all tensors that have it; a
-            mapping by field; or a function ``(batch, part)`` that returns the batch with ``part(tensor, dim)`` applied
-            to its sequences. ``None``: the module's attribute ``sequence_dims``.
+        context_parallel_size: the number of neighbouring ranks over which each sequence is split.
+        sequence_dims: the dimension of a batch's tensors that is the sequence: one number for all tensors that have it;
+            a mapping by field; or a function ``(batch, part)`` that returns the batch with ``part(tensor, dim)``
+            applied to its sequences. ``None``: the module's attribute ``sequence_dims``.
         context_parallel_attention: how :func:`drivetrain.strategies.context_parallel.attention` exchanges the parts:
             "ulysses" exchanges heads for positions; "ring" is torch's ring attention, on devices that support it.
         tp_plan: how layers are split: a mapping from layer names, in which ``*`` matches one component, to "colwise",
@@ -173,8 +173,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             sizes = dict(zip((DATA, TENSOR), self._asked, strict=True)) | ({CONTEXT: context} if context > 1 else {})
             asked = ", ".join(f"{name}_size={size!r}" for name, size in sizes.items())
             raise ConfigurationError(
-                f"ModelParallelStrategy({asked}) does not fit the {world} process{'es' if world > 1 else ''} of this "
-                f"job. Write sizes whose product is {world}, or start another number of processes."
+                f"ModelParallelStrategy({asked}) does not fit the {number_of(world, 'process')} of this job. "
+                f"Write sizes whose product is {world}, or start another number of processes."
             )
         return data * context, tensor
 
@@ -312,8 +312,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         plan = declared_plan(module) if self._own_plan is None else self._own_plan
         if not plan:
             raise ConfigurationError(
-                f"ModelParallelStrategy is to split the layers of {name} over {tensor} processes, and nothing says "
-                "how. Split them in configure_model with torch's parallelize_module(layers, "
+                f"ModelParallelStrategy splits the layers of {name} over {tensor} processes, but {name} has no plan. "
+                "Split them in configure_model with torch's parallelize_module(layers, "
                 'self.device_mesh["tensor_parallel"], {...}), pass ModelParallelStrategy(tp_plan={"blocks.*.first": '
                 '"colwise", "blocks.*.second": "rowwise"}), or write tensor_parallel_size=1.'
             )

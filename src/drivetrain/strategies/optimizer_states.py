@@ -146,7 +146,7 @@ def fitted(
             is damaged.
     """
     if len(states) != len(optimizers):
-        return list(states)  # another form of the strategy's own; otherwise loading raises an error with both counts
+        return list(states)  # the strategy has its own format; otherwise loading raises an error with both counts
     known = []
     for index, optimizer in enumerate(optimizers):
         with restoring(f"the description of optimizer {index} ({_class_of(optimizer)})"):
@@ -182,7 +182,7 @@ def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then:
 def _fitted(index: int, optimizer: Optimizer, state: Any, now: Names, saved: tuple[str, Names]) -> Any:
     kind, (was, then) = _class_of(optimizer), saved
     if not isinstance(state, Mapping) or not isinstance(groups := state.get("param_groups"), list):
-        return state  # a strategy's own form, or damaged, which loading reports
+        return state  # a strategy's own format, or damaged, which loading reports
     listed = [each.get("params") if isinstance(each, Mapping) else None for each in groups]
     sizes = [len(each) if isinstance(each, list) else -1 for each in listed]
     named = [len(own) for own in then] == sizes

@@ -71,7 +71,7 @@ class ParallelStrategy(Strategy):
     def root_device(self) -> torch.device:
         if not (devices := self.parallel_devices or self.own_parts.devices):
             raise RunError(
-                f"{type(self).__name__} has no devices yet: a Trainer or an Engine gives them to it. Read this in a "
+                f"{type(self).__name__} has no devices yet: a Trainer or an Engine sets them. Read root_device in a "
                 "hook of a run, or pass parallel_devices."
             )
         return devices[0 if self.facts.drives_all_devices else self.local_rank]
@@ -86,19 +86,19 @@ class ParallelStrategy(Strategy):
         return 1 if self.facts.drives_all_devices else len(self.parallel_devices or self.own_parts.devices)
 
     synchronises_batchnorm: bool = False
-    """Whether it does what ``Trainer(sync_batchnorm=True)`` asks for, and a ``LayerSync`` in ``plugins``; several
-    processes are refused it otherwise."""
+    """Whether the strategy supports ``Trainer(sync_batchnorm=True)`` and a ``LayerSync`` in ``plugins``. Otherwise both
+    are errors with several processes."""
 
     def setup(self, trainer: Any) -> None:
-        asked = trainer is not None and trainer.progress.fn == "fit"
-        if asked and self.layer_sync is not None and self.world_size > 1 and not self.synchronises_batchnorm:
+        fits = trainer is not None and trainer.progress.fn == "fit"
+        cannot = fits and self.world_size > 1 and not self.synchronises_batchnorm
+        if cannot and self.layer_sync is not None:
             raise ConfigurationError(
                 f"The {type(self.layer_sync).__name__} in plugins changes layers for all processes, and "
                 f'{type(self).__name__} does not use one. Leave it out, write strategy="ddp", or apply it in '
                 "setup_module(module) and set synchronises_batchnorm = True on the strategy."
             )
-        asked = asked and trainer.settings.sync_batchnorm
-        if asked and self.world_size > 1 and not self.synchronises_batchnorm:
+        if cannot and trainer.settings.sync_batchnorm:
             raise ConfigurationError(
                 f"Trainer(sync_batchnorm=True) asks for batch norm over all processes, and {type(self).__name__} does "
                 'not synchronise it. Leave the argument out, write strategy="ddp", or convert the layers in '
@@ -185,8 +185,8 @@ class ParallelStrategy(Strategy):
             _leave_group()
 
     def _backends(self, accelerator: Accelerator) -> str:
-        """The accelerator's backend for its devices, and Gloo for host memory, so that host exchanges do not wait for
-        the device.
+        """Return the accelerator's backend for its devices, and Gloo for host memory, so that exchanges of host memory
+        do not wait for the device.
         """
         own = accelerator.process_group_backend
         if self.root_device == HOST or own == _FOR_HOST or not dist.is_gloo_available():
@@ -201,10 +201,10 @@ class ParallelStrategy(Strategy):
         if self.world_size == 1 and _GROUP[:1] == [dist.group.WORLD]:
             _leave_group()  # this process is its only member, and processes started later must not inherit it
 
-    # ---- buffers: what one rank's batches have left in them ------------------------------------------------------
+    # ---- buffers, which depend on each rank's batches ------------------------------------------------------------
 
     def on_validation_start(self) -> None:
-        """In a fit, evaluate with rank 0's buffers, as a checkpoint does: each rank's come from its own batches."""
+        """In a fit, evaluate with rank 0's buffers, which a checkpoint also contains: each rank's differ."""
         self.share_from_rank_zero(self._own_buffers(self.lightning_module))
 
     def rank_state(self, module: nn.Module) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class ParallelStrategy(Strategy):
 
     def _have_not_met(self) -> ConfigurationError:
         return ConfigurationError(
-            f"This process is one of {self.world_size}, and they have not met yet. Call engine.launch() first."
+            f"This process is one of {self.world_size}, which are not connected yet. Call engine.launch() first."
         )
 
     def _group_of(self, group: Any) -> Group:

@@ -23,21 +23,21 @@ _DIGEST = 16  # bytes
 # whether the rank has failed, a digest of the text, the beginning of the text
 _HEADER = struct.Struct(f"<?{_DIGEST}s239s")
 _WORDS = struct.Struct("<2Q")  # the digest as two numbers
-_NUMBERS = 2  # largest count of numbers beside a call
+_NUMBERS = 2  # the largest count of numbers that go with a call
 _LONGEST_LIST = 8  # largest number of names or ranks in a message
 _CHECKED_FIRST = 100  # number of tensor collectives that are checked per group and run, by default
 
 COMPARISON = "compare_ranks"  # the call whose text is the name of the program's function, followed by digests
 
 CURES = {
-    "all_gather": "Pad the tensors to one shape of one type, or use gather_objects().",
-    "broadcast": "Name the same global rank of the group everywhere, and give what can be pickled there.",
-    "reduce": "Reduce tensors of one shape and type by one operation on every rank.",
-    "barrier": "Pass the same barriers in the same order on every rank.",
-    "reduce_boolean_decision": "Ask for all of the ranks on each of them, or for any.",
-    "gather_objects": "Give what can be pickled on every rank.",
-    "reduce_keyed": "Give the same names, and as many numbers of one type, on every rank.",
-    "gather_keyed": "Give the same names, and one row of as many numbers of one type, on every rank.",
+    "all_gather": "Pad the tensors to one shape, in one dtype, or use gather_objects().",
+    "broadcast": "Pass the same global rank of the group as src on every rank, and there a picklable object.",
+    "reduce": "Pass tensors of the same shape and dtype, and the same operation, on every rank.",
+    "barrier": "Call the same barriers in the same order on every rank.",
+    "reduce_boolean_decision": "Pass the same value of all on every rank.",
+    "gather_objects": "Pass objects that can be pickled on every rank.",
+    "reduce_keyed": "Pass the same names, and the same count and dtype of numbers, on every rank.",
+    "gather_keyed": "Pass the same names, and one row with the same count and dtype of numbers, on every rank.",
 }
 
 
@@ -63,7 +63,7 @@ class Row:
 class Checks:
     """Which tensor collectives the ranks compare before they run: the first ones of a run, all, or none.
 
-    Each group has its own count: its members make the same calls in it, so they agree which of them are checked.
+    Each group has its own count. Its members make the same calls in it, so they agree on which calls are checked.
 
     Args:
         check: ``None``: the first 100 of each group; True: all; False: none.
@@ -118,11 +118,11 @@ class Peers:
     checks: Checks | None = None
 
     def agree_on_tensor(self, text: str, problem: str | None) -> None:
-        """Call :meth:`agree` if this call is checked; for calls in which the ranks only exchange the tensor.
+        """Call :meth:`agree` if this call is checked; for calls that exchange only a tensor.
 
         Args:
             text: describes this rank's call.
-            problem: why this rank cannot make it; ``None``: it can.
+            problem: why this rank cannot make the call; ``None``: it can.
 
         Raises:
             ConfigurationError: as in :meth:`agree`; if the call is not checked, only on the rank with a problem.
@@ -176,7 +176,7 @@ class Peers:
         except RuntimeError as error:
             raise DrivetrainError(
                 f"Rank {self.rank} waited in {_shown(text)} for {_ranks(self.ranks)}, and not all came: {error}. A "
-                "rank has failed, or does something else meanwhile. Make this call on every rank of the group, outside "
+                "rank has failed, or is doing something else. Make this call on every rank of the group, outside "
                 "of conditions that differ between ranks. [DT1057]"
             ) from error
         return [
@@ -188,8 +188,8 @@ class Peers:
     def _spread_largest(self, values: Tensor, waits_in: str) -> None:
         """Set each of ``values`` to its largest on any rank, with a size that does not depend on the number of ranks.
 
-        A reduction and a broadcast, and no all_reduce: a rank that has gone on without this call all-reduces its
-        gradients, and Gloo takes two all_reduces of one group for the same, whatever they are about.
+        This is a reduction and a broadcast, not an all_reduce: a rank that has skipped this call may all-reduce its
+        gradients, and Gloo would match its all_reduce with one of another call.
         """
         first = self.ranks[0]
         for exchange in (partial(dist.reduce, dst=first, op=dist.ReduceOp.MAX), partial(dist.broadcast, src=first)):
@@ -248,8 +248,8 @@ def peers_of(call: str, group: Any, device: torch.device | None, checks: Checks 
     rank = dist.get_rank()
     if dist.get_rank(group) < 0:
         raise ConfigurationError(
-            f"{call}() was called on rank {rank}, which is no member of the given group: it can neither give nor get "
-            f"anything there. Call it on members only: if torch.distributed.get_rank(group) >= 0."
+            f"{call}() was called on rank {rank}, which is not a member of the given group. Call it only on members: "
+            "if torch.distributed.get_rank(group) >= 0."
         )
     ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
     return Peers(call, group, ranks, rank, device, checks) if len(ranks) > 1 else None
@@ -295,7 +295,7 @@ def dumped(obj: Any) -> tuple[bytes, str | None]:
         except _HasTensorError:
             torch.save(obj, buffer := io.BytesIO())
     except Exception as error:  # a class's __reduce__ may raise anything
-        return b"", f"what cannot be pickled: {type(error).__name__}: {error}"
+        return b"", f"an object that cannot be pickled: {type(error).__name__}: {error}"
     return buffer.getvalue(), None
 
 
@@ -307,7 +307,7 @@ def loaded(data: bytes | bytearray, device: torch.device | None) -> Any:
         return storage if target.type in ("cpu", "meta") else storage.to(device=target)
 
     if data.startswith(b"\x80"):
-        return pickle.loads(data)  # torch.save begins otherwise
+        return pickle.loads(data)  # the data of torch.save begins with other bytes
     return torch.load(io.BytesIO(data), map_location=here, weights_only=False)
 
 
@@ -348,7 +348,7 @@ def differing_names(each: list[list[str]], ranks: Sequence[int]) -> str:
     own = [[name for name in names if name not in common] for names in each]
     if any(own):
         listed = by_rank([f"has {some(names)}" if names else "has none of them" for names in own], ranks, " ")
-        what = f"have different names; of those that not all have, {listed}"
+        what = f"have different names; of the names that some ranks lack, {listed}"
     else:
         what = f"have the same names in different order or number: {by_rank([some(names) for names in each], ranks)}"
     return (

@@ -19,8 +19,9 @@ from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.base.tree import move_to_host
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import ConfigurationError, described, did_you_mean
+from drivetrain.errors import ConfigurationError, check_count, described, number_of, unknown_value
 from drivetrain.precision.precision import ClipAlgorithm, Precision
+from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.gradient_exchange import Bucket, alike
 from drivetrain.strategies.group import Group
 from drivetrain.strategies.optimizer_states import parameters_of
@@ -95,16 +96,13 @@ class PipelineStrategy(ParallelStrategy):
             timeout,
         )  # fmt: skip
         if schedule not in SCHEDULES:
-            raise ConfigurationError(
-                f"PipelineStrategy(schedule={schedule!r}) is unknown. {did_you_mean(str(schedule), SCHEDULES)}"
-            )
+            raise unknown_value("PipelineStrategy", "schedule", schedule, SCHEDULES)
         interleaved = schedule == "interleaved_1f1b"
         stages_per_rank = (2 if interleaved else 1) if stages_per_rank is None else stages_per_rank
         sizes = {"num_microbatches": num_microbatches, "stages_per_rank": stages_per_rank}
         sizes |= {} if pipeline_parallel_size == "auto" else {"pipeline_parallel_size": pipeline_parallel_size}
         for name, size in sizes.items():
-            if type(size) is not int or size < 1:
-                raise ConfigurationError(f"PipelineStrategy({name}={size!r}) is no number of at least 1. Write one.")
+            check_count("PipelineStrategy", name, size, lowest=1)
         if interleaved is (stages_per_rank == 1):
             raise ConfigurationError(
                 f'PipelineStrategy(schedule="{schedule}", stages_per_rank={stages_per_rank}) do not go together. Write '
@@ -118,10 +116,10 @@ class PipelineStrategy(ParallelStrategy):
     def _forget_stages(self) -> None:
         self._stages: list[nn.Module] = []
         self._loss: Callable[..., Any] = nn.MSELoss()
-        # the rank of a pipeline that holds each parameter or buffer; all ranks hold the others
+        # by parameter or buffer, the rank of the pipeline that holds it; all ranks hold those that are not listed
         self._owners: dict[str, int] = {}
         self._schedules: dict[Any, Schedule] = {}
-        # builds from a loss and a weight the value that the last stage's loss function returns
+        # (loss, weight) -> a value like the one that the user's loss function returns
         self._form: Callable[[Tensor, Tensor], Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -142,7 +140,8 @@ class PipelineStrategy(ParallelStrategy):
             return world
         if size == 1 < world:
             raise ConfigurationError(
-                f'PipelineStrategy(pipeline_parallel_size=1) with {world} processes is none. Write strategy="ddp".'
+                f"PipelineStrategy(pipeline_parallel_size=1) with {world} processes splits no model. "
+                'Write strategy="ddp".'
             )
         if world % size:
             raise ConfigurationError(
@@ -216,10 +215,10 @@ class PipelineStrategy(ParallelStrategy):
             self.share_from_rank_zero([*module.parameters(), *module.buffers()], self.world)
             keep(module, owners, self.pipeline.index)
             _SPREAD.add(module)
-            processes, stages = "es" if self.size > 1 else "", "s" if self.num_stages > 1 else ""
             rank_zero_info(
-                f"PipelineStrategy spreads {type(module).__name__} over {self.size} process{processes} in "
-                f'{self.num_stages} stage{stages} (schedule "{self.schedule}", {self.num_microbatches} micro-batches). '
+                f"PipelineStrategy spreads {type(module).__name__} over {number_of(self.size, 'process')} in "
+                f"{number_of(self.num_stages, 'stage')} "
+                f'(schedule "{self.schedule}", {self.num_microbatches} micro-batches). '
                 "Training calls the stages and the loss function, not training_step."
             )
         return place_own(module, self.root_device) if move_to_device else module
@@ -229,12 +228,9 @@ class PipelineStrategy(ParallelStrategy):
         module = self.lightning_module
         if module is not None and self.root_device != HOST:
             place_own(module, HOST)
-        # otherwise super() would move it, but the stages of other ranks are on the meta device
-        self.lightning_module = None
-        try:
+        # otherwise super() would move the module, but the stages of other ranks are on the meta device
+        with standing_for(self, lightning_module=None):
             super().teardown()
-        finally:
-            self.lightning_module = module
 
     # ---- the step ------------------------------------------------------------------------------------------------
 
@@ -266,10 +262,11 @@ class PipelineStrategy(ParallelStrategy):
         return step
 
     def _run_schedule(self, batch: Any) -> tuple[Callable[[Tensor, Tensor], Any], Tensor, Tensor]:
-        """Train on one batch: gradients are sums over micro-batches. Return a function, the mean loss and its weight,
-        on all ranks; the function builds from both the value that the user's loss function returns.
+        """Train on one batch; gradients are sums over micro-batches.
 
-        With plain losses, the weight is 1.
+        Returns:
+            On all ranks: a function ``(loss, weight)`` that returns a value like the user's loss function, the mean
+            loss, and its weight, which is 1 for losses without weights.
         """
         inputs, target = split_batch(batch)
         pipeline = self.pipeline
@@ -293,10 +290,9 @@ class PipelineStrategy(ParallelStrategy):
             bucket.unpack()
 
     def _schedule_for(self, inputs: tuple[Tensor, ...], trains: bool) -> Schedule:
-        """Return the schedule for inputs of these shapes: ranks exchange tensors of fixed shapes.
+        """Return the schedule for inputs of these shapes, because ranks exchange tensors of fixed shapes.
 
-        A schedule also determines between which stages gradients are sent, so freezing or thawing layers needs another
-        schedule.
+        A schedule also determines which stages send gradients, so it changes when layers are frozen or thawed.
         """
         trained = trained_stages(self._stages) if trains else ()
         key = trains, trained, tuple((tuple(each.shape), each.dtype) for each in inputs)
@@ -331,11 +327,11 @@ class PipelineStrategy(ParallelStrategy):
         return step
 
     def _forward(self, *inputs: Any) -> Any:
-        """The output of the last stage, on every rank of the pipeline."""
+        """Return the output of the last stage, on every rank of the pipeline."""
         if not inputs or not all(isinstance(each, Tensor) for each in inputs):
             raise ConfigurationError(
                 f"{type(self.lightning_module).__name__} was called with "
-                f"{', '.join(map(described, inputs)) or 'no arguments'}, and a pipeline passes tensors to its first "
+                f"{', '.join(map(described, inputs)) or 'no arguments'}, but a pipeline passes tensors to its first "
                 "stage. Pass tensors, without keywords."
             )
         output = self._schedule_for(inputs, trains=False).evaluate(inputs)

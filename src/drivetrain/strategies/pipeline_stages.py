@@ -16,7 +16,7 @@ from drivetrain.base import torch_private
 from drivetrain.base.packages import pipelining
 from drivetrain.base.torch_private import own_parameters
 from drivetrain.base.tree import map_leaves
-from drivetrain.errors import ConfigurationError, described
+from drivetrain.errors import ConfigurationError, described, number_of
 from drivetrain.strategies.optimizer_states import parameters_of
 
 
@@ -29,7 +29,7 @@ def configured(module: nn.Module, num_stages: int, processes: int) -> tuple[list
     name, hook = type(module).__name__, getattr(module, HOOK, None)
     if hook is None:
         raise ConfigurationError(
-            f"{name} has no method {HOOK}, and PipelineStrategy asks it for the stages. Define "
+            f"{name} has no method {HOOK}, which PipelineStrategy calls for the stages. Define "
             f"{HOOK}(self, num_stages) so that it returns a list of num_stages modules, made of the layers of "
             "self, and a loss function(output, target)."
         )
@@ -43,7 +43,7 @@ def configured(module: nn.Module, num_stages: int, processes: int) -> tuple[list
     stages, loss = list(result[0]), result[1]
     if len(stages) != num_stages:
         raise ConfigurationError(
-            f"{name}.{HOOK} returned {len(stages)} stage{'s' if len(stages) > 1 else ''}, and {num_stages} "
+            f"{name}.{HOOK} returned {number_of(len(stages), 'stage')}, and {num_stages} "
             f"are needed: {processes} processes with {num_stages // processes} each. Return as many as num_stages."
         )
     return stages, loss
@@ -70,7 +70,7 @@ def owned_by(module: nn.Module, stage_list: Sequence[nn.Module], processes: int)
     tied = [each for each in names if len(stages.get(id(names[each]), ())) > 1]
     if tied:
         raise ConfigurationError(
-            f"{name}.{HOOK} puts {', '.join(tied[:5])} into several stages, whose processes would train it apart. "
+            f"{name}.{HOOK} puts {', '.join(tied[:5])} into several stages, which would train separate copies. "
             "Put the layers that share it into one stage."
         )
     known = {id(tensor) for tensor in names.values()}
@@ -78,14 +78,14 @@ def owned_by(module: nn.Module, stage_list: Sequence[nn.Module], processes: int)
                if id(each) not in known]  # fmt: skip
     if foreign:
         raise ConfigurationError(
-            f"Stage {foreign[0]} of {name}.{HOOK} has parameters that {name} has not, so its optimizer does not "
+            f"Stage {foreign[0]} of {name}.{HOOK} has parameters that are not in {name}, so the optimizer would not "
             "train them. Make stages of layers that are attributes of the module."
         )
     return {each: min(stages[id(names[each])]) % processes for each in names if id(names[each]) in stages}
 
 
 def named(module: nn.Module) -> dict[str, Tensor]:
-    """Yield the module's parameters and buffers; a shared one is yielded under each of its names."""
+    """Return the module's parameters and buffers by name; a shared one has an entry for each of its names."""
     parameters = dict[str, Tensor](module.named_parameters(remove_duplicate=False))
     return {**parameters, **dict(module.named_buffers(remove_duplicate=False))}
 
@@ -149,7 +149,7 @@ class Schedule:
         loss: the user's loss function; ``None``: forward passes only.
         device: the device of this rank.
         group: the ranks of the pipeline; ``None``: all.
-        context: makes the context of a forward pass in the precision of the run.
+        context: returns the context of a forward pass in the precision of the run.
         trained: for each stage, whether gradients flow back into it; empty: forward passes only.
     """
 
@@ -168,7 +168,7 @@ class Schedule:
         self.count, self.has_first, self.has_last = count, 0 in own, num_stages - 1 in own
         self.user_loss, self.context, self.targets = loss, context, list[Any]()
         self.weights: list[float | Tensor] = []
-        # builds from a loss and its weight the loss function's value; set by training, on the last stage
+        # (loss, weight) -> a value like the loss function's; set by training, on the last stage
         self.form: Callable[[Tensor, Tensor], Any] = plain_loss
         trained = trained or [False] * num_stages
         stages: list[Any] = [
@@ -184,7 +184,7 @@ class Schedule:
         elif name == "1f1b" and loss is not None and count >= num_stages:
             self.schedule = pipelining.Schedule1F1B(stages[0], count, **arguments)
         else:  # with fewer micro-batches than stages, passes cannot alternate
-            # torch 2.9 makes no schedule of fewer micro-batches than stages, and runs it as newer versions do
+            # torch 2.9 refuses to create a schedule with fewer micro-batches than stages, but can run it
             self.schedule = pipelining.ScheduleGPipe(stages[0], max(count, num_stages), **arguments)
             torch_private.set_micro_batches(self.schedule, count)
 
@@ -192,8 +192,8 @@ class Schedule:
         """Run forward and backward passes.
 
         Returns:
-            On the rank that has the last stage, the sum of the losses, each multiplied by its weight, and the sum of
-            the weights, which is 1 for plain losses; ``None`` on the others.
+            On the rank with the last stage, the sum of the losses, each multiplied by its weight, and the sum of the
+            weights, which is 1 for losses without weights; ``None`` on the others.
         """
         losses: list[Tensor] = []
         arguments: dict[str, Any] = {"losses": losses}

@@ -1,9 +1,9 @@
 """The files that ranks write beside a checkpoint: their names, checksums and removal.
 
-State that exists on one rank only, such as the gradients of an open window, is called its part. Rank 0's part is in the
-checkpoint, the main file. On each machine, the first rank after rank 0 writes the parts of all others to a file,
-``model.ckpt.<id>.rank<r>``; if a part is large, every rank writes its own. The main file lists these files with their
-sizes and checksums and is written last, so a crash leaves either the old main file with its rank files or the new
+The state that exists only on one rank, such as its gradients inside a window, is called the rank's part. Rank 0's part
+is in the checkpoint, the main file. On each machine, the first rank after rank 0 writes the parts of all others to a
+file, ``model.ckpt.<id>.rank<r>``; if a part is large, every rank writes its own. The main file lists these files with
+their sizes and checksums and is written last, so a crash leaves either the old main file with its rank files or the new
 one with the new ones: each save uses another id, and the rank files of earlier saves are removed when the new main file
 is durable. A link to a checkpoint has no rank files of its own; they are beside its target.
 """
@@ -43,12 +43,12 @@ _CHUNK = 2**20  # bytes
 LISTED = "rank_files"  # the key of their list in the main file
 UNFINISHED = ".incomplete"  # suffix of a checkpoint that lacks a rank's part
 
-_PARTS = "parts_of_ranks"  # the key in a file that holds the parts of more than one rank
-_LARGE = 2**20  # bytes of tensors that no rank sends to another
+_PARTS = "parts_of_ranks"  # the key in a file that contains the parts of several ranks
+_LARGE = 2**20  # bytes: a rank with larger tensors writes its part itself
 
 Entry = dict[str, Any]
-"""What the main file lists of a rank file: ``name``, and where it is a local file ``size`` in bytes and ``crc32``;
-``ranks``, whose parts it holds, if these are several."""
+"""The entry of a rank file in the main file: its ``name``; for a local file, ``size`` in bytes and ``crc32``; and
+``ranks``, the ranks whose parts the file contains, which files of earlier versions lack."""
 
 
 def save(
@@ -66,8 +66,8 @@ def save(
     Args:
         strategy: the strategy that writes.
         state: the checkpoint of this rank; rank 0's is written last.
-        part: the state that exists only on this rank; ``None`` on all ranks: none.
-        path: of the main file.
+        part: the state that exists only on this rank; ``None`` on all ranks: there is none.
+        path: the path of the main file.
         storage_options: for the store.
         waits: wait until the checkpoint is durable; otherwise the store may still be writing it.
         listed: the key in the main file for the list of rank files.
@@ -103,7 +103,7 @@ def save(
             commit(strategy, path, entries, own)
         return
     if own:
-        taken = any(refused for _, refused, _ in different)  # the file there is of another program
+        taken = any(refused for _, refused, _ in different)  # another program has written the file there
         if taken or not is_listed(store, path, own, listed):
             discard(strategy, path, own)
     if failure is not None:
@@ -120,8 +120,8 @@ def write(
 
     Args:
         strategy: its ``checkpoint_io`` writes.
-        part: plain data and tensors of this rank; rank 0's is not written.
-        path: of the checkpoint.
+        part: plain data and tensors of this rank; rank 0's part is not written.
+        path: the path of the checkpoint.
         storage_options: as for the checkpoint.
 
     Returns:
@@ -169,7 +169,7 @@ def _collected(strategy: Strategy, path: str | Path, number: str, own: Entry, wr
 def shares(strategy: Strategy, part: Mapping[str, Any]) -> tuple[list[int], dict[int, Mapping[str, Any]]]:
     """Return the ranks that write a file, and the parts that this rank writes, by rank; every rank must call it.
 
-    Only a group that exchanges objects in host memory takes the parts of a machine's ranks to the one that writes.
+    One rank writes the parts of its machine only if the ranks can send them to it in host memory.
     """
     rank, count = strategy.global_rank, strategy.world_size
     alone = list(range(1, count)), {rank: part} if rank else {}
@@ -188,7 +188,7 @@ def shares(strategy: Strategy, part: Mapping[str, Any]) -> tuple[list[int], dict
 
 
 def _bytes_of(part: Any) -> int:
-    """Return the bytes of all tensors; lists of numbers, such as random states, are not looked through."""
+    """Return the bytes of all tensors; lists that begin with a number, such as random states, are skipped."""
     if isinstance(part, Tensor):
         return part.nbytes
     below = part.values() if isinstance(part, Mapping) else part if isinstance(part, (list, tuple)) else ()
@@ -196,7 +196,7 @@ def _bytes_of(part: Any) -> int:
 
 
 def content_of(carried: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return what a rank writes to its file, given the parts by rank."""
+    """Return the content of a rank's file with these parts, by rank."""
     if len(carried) == 1:
         return next(iter(carried.values()))
     return {_PARTS: {str(rank): part for rank, part in carried.items()}}
@@ -208,7 +208,7 @@ def saved_by(listed: Sequence[Any]) -> int:
 
 
 def _ranks_of(listed: Any, at: int) -> Sequence[int]:
-    """Return the ranks whose parts a file holds; one of an earlier version holds that of the rank ``at``."""
+    """Return the ranks whose parts a file contains; a file of an earlier version contains that of rank ``at``."""
     ranks = listed.get("ranks") if isinstance(listed, Mapping) else None
     return ranks if isinstance(ranks, list) else [at]
 
@@ -216,7 +216,7 @@ def _ranks_of(listed: Any, at: int) -> Sequence[int]:
 def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry], own: Entry) -> None:
     """Remove the rank files of earlier saves to ``path``, after the main file, which lists ``entries``, is durable.
 
-    Rank 0 has the ``entries`` of all files, every rank that of its ``own``.
+    ``entries`` are those of all files, on rank 0; ``own`` is the entry of this rank's file.
 
     Rank 0 removes all files that it sees. The other ranks begin their next save after rank 0 has removed files, so rank
     0 removes none of their new files; each removes its own previous file, which rank 0 does not see on another
@@ -247,8 +247,8 @@ def discard(strategy: Strategy, path: str | Path, own: Entry) -> None:
 def is_listed(store: CheckpointIO, path: str | Path, own: Entry, listed: str) -> bool:
     """Return whether the main file at ``path`` lists the rank file ``own``, although their save has failed.
 
-    What has failed is then what follows the rename of the main file, such as the sync of its folder. If the main file
-    cannot be read, the answer is True.
+    Then a step after the rename of the main file has failed, such as the sync of its folder. If the main file cannot be
+    read, the result is True.
     """
     try:
         if not store.exists(path):
@@ -263,7 +263,7 @@ def is_listed(store: CheckpointIO, path: str | Path, own: Entry, listed: str) ->
 def remove(strategy: Strategy, path: str | Path) -> None:
     """Remove the rank files of the checkpoint ``path``; every rank may call it.
 
-    If the store cannot list its files, those of other jobs stay.
+    If the store cannot list its files, rank files of other jobs stay.
     """
     commit(strategy, path, [], {})
 
@@ -352,9 +352,9 @@ def read(
 
     Args:
         strategy: its ``checkpoint_io`` reads.
-        listed: the main file's list of rank files; that of an earlier version has one for each rank, in their order.
+        listed: the main file's list of rank files; in earlier versions, one file for each rank from 1 on, in order.
         rank: a rank from 1 on.
-        path: of the main file, or of a link to it.
+        path: the path of the main file, or of a link to it.
         weights_only: as in ``CheckpointIO.load_checkpoint``.
 
     Raises:
@@ -387,7 +387,7 @@ def checked(listed: Entry, path: str | Path) -> str:
 
 
 def of_other_ranks(strategy: Strategy, saved_by: int) -> str:
-    """Return the log line that state of single ranks, saved by ``saved_by`` processes, cannot be restored."""
+    """Return a log line: the state of single ranks was saved by ``saved_by`` processes, and cannot be restored."""
     return (
         f"The checkpoint was saved by {saved_by} processes, and there are {strategy.world_size}: what "
         f"{type(strategy).__name__} has kept for each of them (rank_state) is left out."
@@ -395,7 +395,7 @@ def of_other_ranks(strategy: Strategy, saved_by: int) -> str:
 
 
 def entry_of(file: str, ranks: Iterable[int]) -> Entry:
-    """Return what the main file lists of the file with the parts of ``ranks``, which is read for its checksum."""
+    """Return the main file's entry of ``file``, which contains the parts of ``ranks``; read it for the checksum."""
     own: Entry = {"name": os.path.basename(file), "ranks": list(ranks)}
     if os.path.isfile(local := os.path.expanduser(file)):
         own["size"], own["crc32"] = _measured(local)

@@ -10,6 +10,7 @@ import torch
 
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies.facts import Shared
+from drivetrain.strategies.familiar import own_collectives
 from drivetrain.strategies.group import Group, LoneGroup
 
 
@@ -19,7 +20,7 @@ class Ranks(Shared, ABC):
 
     Attributes:
         global_rank, local_rank, node_rank: this process in the job and on its machine, and that machine; from 0.
-        world_size: how many processes the job has.
+        world_size: the number of processes of the job.
         parallel_devices: this machine's devices, as the plan chose them, in rank order.
     """
 
@@ -29,12 +30,12 @@ class Ranks(Shared, ABC):
     world_size: int = 1
     parallel_devices: Sequence[torch.device] = ()
 
-    _groups: tuple[Group, Group, Group] | None = None  # the third is the world without the overrides of a subclass
+    _groups: tuple[Group, Group, Group] | None = None  # world, data, and the world without a subclass's overrides
 
     @property
     @abstractmethod
     def root_device(self) -> torch.device:
-        """The device this process computes on."""
+        """The device on which this process computes."""
 
     def set_ranks(self, environment: Any, num_nodes: int) -> None:
         """Record rank and world size of this process; called before any process is started."""
@@ -47,9 +48,9 @@ class Ranks(Shared, ABC):
             self.precision_plugin.device_type = self.accelerator.autocast_device_type
 
     def leave_process_group(self) -> None:
-        """Leave the job: this process will not communicate any more.
+        """Leave the job: this process does not communicate after this call.
 
-        The launching process, which is not a rank, calls it too, after the processes that it started have ended.
+        Also called in the launching process, which is not a rank, after the processes that it started have ended.
         """
 
     @property
@@ -61,7 +62,7 @@ class Ranks(Shared, ABC):
     def data(self) -> Group:
         """The group of ranks that train on different samples, or parts of them; gradients and logs are reduced over it.
 
-        The ranks outside the group hold other parts of the same model, and see the same samples as one of its ranks.
+        A rank outside the group holds another part of the model, and sees the same samples as one rank in the group.
         """
         return (self._groups or self._make_groups())[1]
 
@@ -77,18 +78,18 @@ class Ranks(Shared, ABC):
         """
         if self.world_size > 1:
             raise ConfigurationError(
-                f"{type(self).__name__} has world_size={self.world_size}, and no group in which its ranks exchange "
-                "anything. Derive it from ParallelStrategy, or return a drivetrain.strategies.Group from make_world()."
+                f"{type(self).__name__} has world_size={self.world_size}, but no group in which its ranks communicate. "
+                "Derive it from ParallelStrategy, or return a drivetrain.strategies.Group from make_world()."
             )
         return LoneGroup(self.global_rank)
 
     def make_data_group(self, world: Group) -> Group:
         """Return the group of ranks, including this process, that see different samples.
 
-        For a strategy that spreads one model over several ranks: ``world.new(range(world.rank % 2, world.size, 2))`` if
-        each model takes two neighbouring ranks. All data groups have the same size, and the ranks of one model have the
-        same ``index`` in theirs. Before the process group exists, ``world`` and the result of its ``new`` only know
-        their ranks.
+        Override it in a strategy that spreads one model over several ranks. With two neighbouring ranks per model,
+        return ``world.new(range(world.rank % 2, world.size, 2))``. All data groups have the same size, and the ranks of
+        one model have the same ``index`` in their groups. Before the process group exists, ``world`` and the result of
+        its ``new`` only know their ranks.
         """
         return world
 
@@ -100,12 +101,9 @@ class Ranks(Shared, ABC):
                 f"{type(self).__name__}.make_data_group() returned a group of the ranks {list(data.ranks)} on rank "
                 f"{world.rank}. Return one that this rank is a member of, such as world.new([world.rank])."
             )
-        self._groups = self._honouring_overrides(world), data, world
+        strategy: Any = self
+        self._groups = own_collectives(strategy, world), data, world
         return self._groups
-
-    def _honouring_overrides(self, world: Group) -> Group:
-        """Return ``world``, or a copy of it that calls this strategy's overrides of collectives."""
-        return world
 
     def agreed_options(self) -> dict[str, Any]:
         """Return, by name, the options of this strategy that must be equal on all ranks; the ranks compare them."""

@@ -20,7 +20,7 @@ def redirected(
     A wrapper that runs copies of the module cannot find the method there; its class defines ``runs(method)``, which
     returns the callable to use.
 
-    A module that was wrapped in place is its own wrapper: with ``always``, its own ``__call__`` is called.
+    A module that was wrapped in place is its own wrapper: with ``always``, the function calls its ``__call__``.
     """
     if wrapped is module and not always:
         return method

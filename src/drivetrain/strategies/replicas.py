@@ -34,7 +34,7 @@ class Replicas(nn.Module):
     Args:
         module: the module, on the first device.
         devices: one for each replica; a device may occur several times.
-        accelerator: makes a device current in its thread.
+        accelerator: makes each replica's device current in the replica's thread.
         split: returns the parts of a batch, each on its device, and the number of samples in each.
     """
 
@@ -153,7 +153,7 @@ class Replicas(nn.Module):
 def _end_of(module: nn.Module, name: str) -> Callable[[Any], Any] | None:
     """Return the hook of ``module`` for the outputs of all parts of a step."""
     end: Any = getattr(module, f"{name}_end", None) if name in _WITH_END else None
-    # modules of an earlier generation have a default
+    # modules written for an earlier generation of Lightning inherit a default hook
     if not (callable(end) and defined_by_user(module, f"{name}_end")):
         return None
     try:
@@ -216,7 +216,7 @@ def _is_metric(module: nn.Module) -> bool:
 
 
 class _NoMetric(nn.Module):
-    """Replaces a metric object on a replica, whose state would be lost."""
+    """Replaces a metric object on a replica, because its state would be lost."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class _NoMetric(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotSupportedError(
             f"A step on several devices used the metric object {self._name}, which is on the first device only. Return "
-            "what it needs from the step, and update it in training_step_end, validation_step_end or test_step_end."
+            "its inputs from the step, and update it in training_step_end, validation_step_end or test_step_end."
         )
 
     update = compute = reset = forward

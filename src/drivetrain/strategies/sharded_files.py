@@ -40,7 +40,7 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
     if not writes_files(strategy.checkpoint_io) or storage_options is not None:
         store = type(strategy.checkpoint_io).__name__
         raise (ConfigurationError if storage_options is None else WrongTypeError)(
-            f'state_dict_type="sharded" writes a folder of local files, and {store} was passed to keep checkpoints'
+            f'state_dict_type="sharded" writes a folder of local files, but the checkpoint store is {store}'
             f"{'' if storage_options is None else f', with storage_options={storage_options!r}'}. Leave it out, or "
             'write state_dict_type="full".'
         )
@@ -93,8 +93,8 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
     Args:
         strategy: the strategy of the fit; its ``state_dict_type`` is ignored.
         checkpoint: this rank's checkpoint, with DTensors or plain tensors; plain data is read from rank 0's part.
-        path: the path of the checkpoint, the same on all ranks.
-        save_id: eight digits, equal on all ranks that are at the same step of the same fit.
+        path: the path of the checkpoint, equal on all ranks.
+        save_id: eight digits, equal on all ranks that are in the same step of the same fit.
 
     Returns:
         A description of what is missing; "" if the checkpoint is complete.
@@ -149,7 +149,7 @@ def _prepared(path: str | Path) -> tuple[str | None, str | None]:
     try:
         sharded.prepare(sharded.place(path), new=refused is not None)
     except FileExistsError:
-        assert refused is not None  # without that list, the folder may be replaced
+        assert refused is not None  # without this list, an existing folder is replaced
         refused.append(str(path))
         return None, None
     except OSError as error:
@@ -224,19 +224,13 @@ def parts_of_rank(names: TensorNames, is_first: bool) -> list[sharded.Part]:
 
 @functools.lru_cache(maxsize=20_000)
 def _boxes(rank: int, mesh: Any, placements: Any, shape: tuple[int, ...]) -> Sequence[Any]:
-    """Return which boxes of a tensor ``rank`` writes; kept, because each checkpoint has the same tensors.
+    """Return the boxes of a tensor that ``rank`` writes; cached, because each checkpoint has the same tensors.
 
-    Empty if it holds none, or if another rank, with the same shard, comes first.
-    """
-    return boxes_in(mesh, placements, shape) if _writes(mesh, placements) else ()
-
-
-def _writes(mesh: Any, placements: Any) -> bool:
-    """Whether this rank is the first of the ranks that have the same shard.
-
-    On a mesh with more dimensions than the tensor's own mesh, each slice has a copy; rank 0's copy is written.
+    The result is empty if the rank holds no part, or if an earlier rank holds the same shard.
     """
     coordinate = mesh.get_coordinate()
+    # if the tensor's mesh is only a slice of the ranks, each slice may have a copy; the slice with rank 0 writes it
     if coordinate is None or not bool((mesh.mesh == 0).any()):
-        return False
-    return all(index == 0 for index, each in zip(coordinate, placements, strict=True) if each.is_replicate())
+        return ()
+    first = all(index == 0 for index, each in zip(coordinate, placements, strict=True) if each.is_replicate())
+    return boxes_in(mesh, placements, shape) if first else ()

@@ -24,7 +24,7 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float = 2.0) -> Tensor:
 
     Args:
         gradients: DTensors of any meshes, and plain tensors, which are complete on every rank.
-        norm_type: which norm; ``inf`` is the largest element.
+        norm_type: the order of the norm; ``inf`` is the largest element.
     """
     by_mesh: dict[Any, list[Tensor]] = {}
     for gradient in gradients:

@@ -1,7 +1,7 @@
-"""States of models with DTensor parameters: refused where unsupported, gathered for a file, sharded again.
+"""States of models with DTensor parameters: an error where unsupported, gathered for a file, sharded again on loading.
 
-A strategy for sharded models overrides four methods of :class:`Strategy` with the functions here, so that its files are
-those of a strategy that shards nothing, and each can resume the other's::
+A strategy for sharded models overrides four methods of :class:`Strategy` with the functions here. Its files are then
+like those of a strategy that shards nothing, and each of the two can resume from the other's files::
 
     class FSDP2Strategy(ParallelStrategy):
         facts = ParallelStrategy.facts.but(restores_after_setup=True)
@@ -53,17 +53,17 @@ Box = tuple[tuple[int, ...], tuple[slice, ...]]
 def refuse_dtensors(
     state: Mapping[str, Any], method: str, module: nn.Module | None, optimizer: Optimizer | None = None
 ) -> None:
-    """Raise an error if ``state`` holds a DTensor: rank 0 would write its own shard as if it were the whole tensor.
+    """Raise an error if ``state`` contains a DTensor: rank 0 would write only its own shard as the complete tensor.
 
     Args:
         state: the state dict of ``module``, or of ``optimizer``.
-        method: the name for the message of the method that returned ``state``, such as "DDPStrategy.optimizer_state"; a
-            strategy for sharded models overrides this method.
+        method: the method that returned ``state``, such as "DDPStrategy.optimizer_state", for the message; a strategy
+            for sharded models overrides it.
         module: the strategy's module; the message uses its parameter names.
-        optimizer: the optimizer of the state; ``None``: it is the module's.
+        optimizer: the optimizer of the state; ``None``: it is the module's state.
 
     Raises:
-        CheckpointError: ``state`` holds one; the message names the parameter.
+        CheckpointError: ``state`` contains a DTensor; the message names the parameter.
     """
     path = first_dtensor(state)
     if path is None:
@@ -74,8 +74,8 @@ def refuse_dtensors(
     if optimizer is not None and kind == "state" and number.isdecimal():
         name = f"{type(optimizer).__name__}'s state of {_name(module, optimizer, int(number))}"
     raise CheckpointError(
-        f"{name} is a DTensor, of which each process holds a shard, and {method} is for files that hold whole "
-        f"tensors. Use a strategy that handles sharded models, or override {method} with "
+        f"{name} is a DTensor, of which each process holds a shard, but {method} returns complete "
+        f"tensors for a file. Use a strategy that handles sharded models, or override {method} with "
         "the functions of drivetrain.strategies.sharded_state."
     )
 
@@ -87,14 +87,14 @@ def _name(module: nn.Module | None, optimizer: Optimizer, number: int) -> str:
     return names.get(id(parameters[number]), f"parameter {number}") if number < len(parameters) else str(number)
 
 
-# ---- whole tensors for a file, and shards again ----------------------------------------------------------------------
+# ---- complete tensors for a file, and shards again -------------------------------------------------------------------
 
 
 def whole_model_state(module: nn.Module) -> State:
-    """Return ``module.state_dict()`` with complete tensors in host memory on rank 0, and an empty one elsewhere.
+    """Return ``module.state_dict()`` with complete tensors in host memory on rank 0, and ``{}`` elsewhere.
 
-    Every rank must call it. Besides the result it needs memory for one complete parameter at a time. Names do not
-    include wrappers such as torch.compile's.
+    Every rank must call it. Besides the result, it needs memory for one complete parameter at a time. The names do not
+    contain prefixes of wrappers such as torch.compile.
     """
     return _whole(sharded_model_state(module))
 
@@ -130,7 +130,7 @@ def whole_optimizer_state(optimizer: Optimizer) -> State:
 
 
 def load_whole_optimizer_states(optimizers: Sequence[Optimizer], states: Sequence[Any]) -> None:
-    """Load one complete state into each optimizer; each rank takes its own shards, without communication.
+    """Load one complete state into each optimizer; each rank keeps its own shards, without communication.
 
     A tensor with its parameter's shape is sharded like the parameter. Any other tensor with dimensions (LBFGS keeps
     flat ones) becomes a replicated DTensor, and a scalar tensor stays plain.
@@ -146,8 +146,8 @@ def whole_parameters(
 ) -> tuple[dict[str, nn.Parameter], list[Optimizer]]:
     """Return the parameters as complete tensors in host memory, and the optimizers with these as their parameters.
 
-    For a run that has ended: it changes the optimizers. Every rank must call it, and only rank 0 can use the result.
-    Without DTensors it returns its arguments unchanged.
+    Call it only after a run, because it changes the optimizers. Every rank must call it, and only rank 0 can use the
+    result. Without DTensors, the arguments are returned unchanged.
     """
     if not any(map(is_dtensor, parameters.values())):
         return dict(parameters), list(optimizers)

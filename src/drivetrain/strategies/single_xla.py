@@ -23,7 +23,7 @@ class SingleDeviceXLAStrategy(XLAExecution, SingleDeviceStrategy):
         accelerator, precision_plugin: as for every strategy.
         checkpoint_io: the checkpoint store; ``None``: an ``XLACheckpointIO``.
         debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
-        unknown: other arguments, which are refused by name.
+        unknown: any other argument is an error.
 
     Raises:
         ModuleNotFoundError: torch_xla is not installed.
@@ -39,6 +39,6 @@ class SingleDeviceXLAStrategy(XLAExecution, SingleDeviceStrategy):
         debug: bool = False,
         **unknown: Any,
     ) -> None:
-        checkpoint_io, precision_plugin = checked(type(self), unknown, checkpoint_io, precision_plugin)
+        checkpoint_io = checked(type(self), unknown, checkpoint_io, precision_plugin)
         super().__init__(None if device is None else device_meant(device), accelerator, checkpoint_io, precision_plugin)
         self.debug = debug

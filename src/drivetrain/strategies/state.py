@@ -22,9 +22,10 @@ with on_first_use:
 
 
 class State(Shared):
-    """The state of modules, optimizers and this rank, as data that a file can hold.
+    """The state of modules, optimizers and this rank, as data that a file can contain.
 
-    A Trainer and an Engine call the same methods and pass the module and the optimizers, because there may be several.
+    A Trainer and an Engine call the same methods. They pass the modules and optimizers, because an Engine may have
+    several.
     """
 
     _convert: Any
@@ -36,7 +37,7 @@ class State(Shared):
         Rank 0's result is written; the result of the other ranks may be empty.
 
         Raises:
-            CheckpointError: the module holds DTensors, and this strategy does not override the method.
+            CheckpointError: the module has DTensors, and this strategy does not override the method.
         """
         state = plain_names(module.state_dict())
         self._refuse_dtensors(state, "module_state", module)
@@ -68,7 +69,7 @@ class State(Shared):
     def rank_state(self, module: nn.Module) -> dict[str, Any]:
         """Return the state of this rank that resuming ``module`` needs; every rank stores its own state.
 
-        It may hold plain data and tensors. An empty dictionary stores nothing.
+        The state may contain plain data and tensors. An empty dictionary stores nothing.
         """
         return {}
 
@@ -78,21 +79,21 @@ class State(Shared):
     def alone(self) -> AbstractContextManager[Literal["whole", "shards", ""]]:
         """Context in which this rank saves without communication, after an exception: another rank may be dead.
 
-        It yields what this rank can then save: "whole": the complete states of module and optimizers, and its own part;
-        "shards": its shards of them; "": nothing.
+        The context yields what this rank can save: "whole": the complete states of module and optimizers; "shards": its
+        shards of them; "": nothing.
         """
         strategy: Any = self
         return alone.alone(strategy, alone.whole_here(strategy))
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
-        """Write on global rank 0; every rank calls it, with its own ``checkpoint``.
+        """Write ``checkpoint`` on global rank 0; every rank calls it with its own.
 
         Raises:
             CheckpointError: the checkpoint holds DTensors, and this strategy does not override the method.
         """
         self._refuse_dtensors(checkpoint, "save_checkpoint")
         if self.global_rank == 0:
-            wait_for(self.checkpoint_io, filepath)  # an earlier save to it may still be running
+            wait_for(self.checkpoint_io, filepath)  # an earlier save to this path may still be running
             self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(
@@ -127,7 +128,7 @@ class State(Shared):
         return optimizer
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Delete on global rank 0, including the files that other ranks wrote beside it; every rank may call it."""
+        """Delete the checkpoint and the files of other ranks beside it, on global rank 0; every rank may call it."""
         if self.global_rank == 0:
             self.checkpoint_io.remove_checkpoint(filepath)
 

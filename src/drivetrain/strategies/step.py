@@ -33,7 +33,7 @@ with on_first_use:
 
 
 class Step(Shared):
-    """The methods of a step. Each is complete: ``super()`` in an override runs the default.
+    """The methods of a step. An override may call the default with ``super()``.
 
     Gradients are exchanged between ranks in the backward pass or right after it, before they are unscaled, weighted and
     clipped. A strategy that exchanges them itself does so in :meth:`backward`, unless :meth:`accumulating` is active.
@@ -66,8 +66,8 @@ class Step(Shared):
         return self.driver.transfer(batch, device, dataloader_idx)
 
     def repeat_batch(self, repeats: bool) -> None:
-        """Called before a batch that this rank repeats because other ranks have more batches: it must not change
-        anything.
+        """Called with True before a batch that this rank repeats because other ranks have more batches, and with False
+        after it. A repeated batch must not change the model's state.
         """
 
     # ---- gradients -----------------------------------------------------------------------------------------------
@@ -100,22 +100,22 @@ class Step(Shared):
     def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Context whose backward passes keep gradients on this process; a later pass exchanges them.
 
-        A strategy that exchanges gradients in every backward pass, such as a sharding one, does not override it.
+        Do not override it in a strategy that exchanges gradients in every backward pass.
         """
         self.driver.exchanges_always = True
         return nullcontext()
 
     def open_gradients(self) -> dict[str, Tensor]:
-        """Return the gradients of an incomplete window, by parameter name: this rank's own, not copied.
+        """Return this rank's gradients of an incomplete window by parameter name, without copying them.
 
-        Used by checkpoints and by :meth:`rescale_gradients`. Override it if :meth:`accumulating` keeps gradients
+        Checkpoints and :meth:`rescale_gradients` use it. Override it if :meth:`accumulating` keeps gradients
         elsewhere than in ``parameter.grad``.
         """
         named = ((name, parameter.grad) for name, parameter in self.lightning_module.named_parameters())
         return {name: sharded.local_shard(gradient) for name, gradient in named if gradient is not None}
 
     def load_open_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`open_gradients` returned, or complete gradients of sharded parameters.
+        """Restore a result of :meth:`open_gradients`; or complete gradients, of which sharded parameters keep a shard.
 
         Raises:
             WrongForm: a gradient's shape differs from this strategy's.

@@ -1,4 +1,4 @@
-"""What a loop passes to a strategy: the parts of a step, for a strategy's own step, and functions for its methods."""
+"""Passed from a loop to a strategy: the operations of a step, for a strategy's own step; and functions of the loop."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from drivetrain.precision.precision import Precision
 OwnStep = Callable[[Any, int, int, bool, int], "tuple[Any, int]"]
 """``step(batch, batch_idx, index_in_window, last, size)`` of a strategy that owns its step.
 
-``index_in_window`` counts the window's batches from 0, ``last`` says that the window ends with this one, and ``size``
-is the number of batches that the window is expected to hold. Returns what ``training_step`` returned, for the hooks at
-the batch's end, and how many optimizer steps were made.
+``index_in_window`` counts the window's batches from 0, ``last`` is true for the window's last batch, and ``size`` is
+the expected number of batches of the window. The step returns the output of ``training_step``, for the hooks at the end
+of the batch, and the number of optimizer steps.
 """
 
 
@@ -44,7 +44,7 @@ class StepParts:
         begin: ``(size, optimizer)``: starts a window of ``size`` backward passes; clears the optimizer's gradients.
         loss_of: ``(output, index, last)``: returns the loss in the output of ``training_step``, divided or weighted by
             its share of the window; ``None`` if there is none. ``index`` counts the window's backward passes from 0.
-        backward: ``(loss)``: computes gradients, scaled if the precision scales.
+        backward: ``(loss)``: computes gradients, which are scaled if the precision scales losses.
         accumulating: a context around ``training_step`` and ``backward`` that keeps gradients on this rank; the
             window's last pass exchanges them. Outside this context every pass exchanges. See :meth:`Step.accumulating`.
         before_step: ``(optimizer)``: unscales and weights the finished gradients, calls the hooks, clips.
@@ -102,9 +102,9 @@ class Driver:
         """Return the factor by which the loop still multiplies the window's gradients after its last backward pass,
         before clipping.
 
-        The factor is 1 if every loss was divided by the right number; it differs in a window that the end of an epoch
-        shortens, and if losses have weights. The factor is equal on all ranks. The loss scale of a precision is not
-        included.
+        The factor is 1 if every loss was divided by the final number of batches. It differs if the end of an epoch
+        shortens the window, or if losses have weights. The factor is equal on all ranks. It does not include the loss
+        scale of a precision.
         """
         factor = None if self.window_factor is None else self.window_factor()
         return 1.0 if factor is None else factor

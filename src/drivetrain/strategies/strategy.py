@@ -16,8 +16,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.facts import Facts, check_declared
-from drivetrain.strategies.familiar import COLLECTIVES, Familiar, own_collectives
-from drivetrain.strategies.group import Group
+from drivetrain.strategies.familiar import COLLECTIVES, Familiar
 from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.model import Model
 from drivetrain.strategies.peers import Checks
@@ -31,7 +30,7 @@ class OwnParts:
     """The parts that were passed to a strategy's constructor; the plan chooses the others.
 
     Attributes:
-        accelerator, precision, environment, devices: the strategy's own; ``None``, or no devices, if it has none.
+        accelerator, precision, environment, devices: as passed; ``None``, or no devices, if they were not passed.
     """
 
     accelerator: Accelerator | None = None
@@ -57,10 +56,10 @@ class Strategy(Ranks, Model, Familiar):
     """
 
     contract_version: ClassVar[int] = 1
-    """The version of this contract. A subclass that writes its own is refused where that is another one."""
+    """The version of this contract. A subclass may set the version that it was written for; another one is an error."""
 
     facts: Facts = Facts()
-    """What is declared of the class, or of an object by its constructor."""
+    """The facts that the class declares; a constructor may set other facts for its object."""
 
     def __init__(
         self,
@@ -85,7 +84,7 @@ class Strategy(Ranks, Model, Familiar):
         self._checks = Checks()
 
     def __getstate__(self) -> dict[str, Any]:
-        # these are not sent to another process, because each run creates its own
+        # not sent to another process, because each run creates its own
         own = {"optimizers": [], "lr_scheduler_configs": [], "driver": Driver(), "_groups": None}
         return {**self.__dict__, **own}
 
@@ -93,7 +92,7 @@ class Strategy(Ranks, Model, Familiar):
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
         """Give the class its names: ``strategy_registry.register("name", cls, description="...")``.
 
-        Python calls it once, when a subclass that defines it is defined, so no other line is needed.
+        Called once, when Python defines a subclass with this method: the class needs no other line.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -105,9 +104,6 @@ class Strategy(Ranks, Model, Familiar):
     def connect(self, model: nn.Module) -> None:
         super().connect(model)
         self.driver = Driver()
-
-    def _honouring_overrides(self, world: Group) -> Group:
-        return own_collectives(self, world)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

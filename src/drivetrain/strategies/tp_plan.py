@@ -1,9 +1,8 @@
-"""Plans of tensor parallelism: the layers that they name, and how each is split over the ranks."""
+"""Plans of tensor parallelism: which layers they name, and how these are split over the ranks."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import nn
 from drivetrain.base.packages import dtensor, tensor_parallel
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.torch_private import own_parameters
-from drivetrain.errors import ConfigurationError, described, did_you_mean
+from drivetrain.errors import ConfigurationError, described, did_you_mean, number_of
 
 
 def declared_plan(root: nn.Module) -> dict[str, Any]:
@@ -58,8 +57,8 @@ def split(root: nn.Module, mesh: Any, plan: Mapping[str, Any]) -> str:
                     "Leave the layer out of the plan, or give it a ParallelStyle of your own."
                 ) from error
         if names:
-            many = f"{len(names)} layer{'s' if len(names) > 1 else ''}"
-            done.append(f"{many} {given if isinstance(given, str) else type(given).__name__} ({pattern})")
+            style_name = given if isinstance(given, str) else type(given).__name__
+            done.append(f"{number_of(len(names), 'layer')} {style_name} ({pattern})")
     for pattern in without:
         known = {".".join("*" if part.isdigit() else part for part in name.split(".")) for name in layers if name}
         text = f"The tp_plan names {pattern!r}, and {type(root).__name__} has no such layer."
@@ -67,16 +66,16 @@ def split(root: nn.Module, mesh: Any, plan: Mapping[str, Any]) -> str:
             raise ConfigurationError(f"{text} {did_you_mean(pattern, known)}")
         rank_zero_warn(f"{text} The other names were used. Leave it out of the plan.")
     _tie_again(tied)
-    for name in frozen:  # torch 2.9 makes parameters that train, whatever they were
+    for name in frozen:  # torch 2.9 makes all new parameters trainable
         root.get_parameter(name).requires_grad_(False)
     return ", ".join(done)
 
 
 def _check_width(layer: nn.Module, name: str, style: Any, ranks: int) -> None:
-    """Check that a layer whose inputs are split gets equal parts.
+    """Check that all ranks get equal parts of a layer whose inputs are split.
 
     Raises:
-        ConfigurationError: the parts differ; torch assumes that all are as large as this rank's.
+        ConfigurationError: the parts differ in size, but torch assumes that they are equal.
     """
     takes_parts = isinstance(style, tensor_parallel.RowwiseParallel) and all(
         each.is_shard() for each in style.input_layouts
@@ -97,21 +96,19 @@ def _matches(name: str, pattern: str) -> bool:
 def _style(given: Any, pattern: str) -> Any:
     if isinstance(given, tensor_parallel.ParallelStyle):
         return given
-    gathers: dict[str, Any] = {"output_layouts": dtensor.Replicate()}
-    cuts: dict[str, Any] = {"input_layouts": dtensor.Replicate()}
-    known: dict[str, Callable[[], Any]] = {
-        "colwise": tensor_parallel.ColwiseParallel,
-        "rowwise": tensor_parallel.RowwiseParallel,
-        "colwise_rep": functools.partial(tensor_parallel.ColwiseParallel, **gathers),
-        "colwise_gather_output": functools.partial(tensor_parallel.ColwiseParallel, **gathers),
-        "rowwise_rep": functools.partial(tensor_parallel.RowwiseParallel, **cuts),
-        "rowwise_split_input": functools.partial(tensor_parallel.RowwiseParallel, **cuts),
-        "embedding_rowwise": functools.partial(tensor_parallel.RowwiseParallel, **cuts),
-        "sequence_parallel": tensor_parallel.SequenceParallel,
+    colwise, rowwise = tensor_parallel.ColwiseParallel, tensor_parallel.RowwiseParallel
+    sequence, whole = tensor_parallel.SequenceParallel, dtensor.Replicate()
+    known: dict[str, Any] = {
+        "colwise": colwise(),
+        "rowwise": rowwise(),
+        "colwise_rep": colwise(output_layouts=whole),
+        "colwise_gather_output": colwise(output_layouts=whole),
+        "rowwise_rep": rowwise(input_layouts=whole),
+        "rowwise_split_input": rowwise(input_layouts=whole),
+        "embedding_rowwise": rowwise(input_layouts=whole),
+        "sequence_parallel": sequence(),
         # a norm per head, where each rank has some of the heads
-        "replicated_with_grad_allreduce": functools.partial(
-            tensor_parallel.SequenceParallel, sequence_dim=-2, use_local_output=True
-        ),
+        "replicated_with_grad_allreduce": sequence(sequence_dim=-2, use_local_output=True),
     }
     if not isinstance(given, str) or given not in known:
         shown = repr(given) if isinstance(given, str) else described(given)
@@ -119,7 +116,7 @@ def _style(given: Any, pattern: str) -> Any:
             f"The tp_plan gives {pattern!r} the style {shown}, which is unknown. {did_you_mean(str(given), known)} A "
             "ParallelStyle of torch.distributed.tensor.parallel works, too."
         )
-    return known[given]()
+    return known[given]
 
 
 def _tied(root: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:

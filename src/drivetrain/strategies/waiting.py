@@ -28,7 +28,7 @@ _RUNS = "drivetrain/runs of rank"
 _FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 16.0  # the pauses between two checks grow, because the wait may be long
 
 _MOST_FAILURES = 8  # the largest number of failures that a rank reads
-_FILE_LOOK_S = 0.2  # the pause between two looks at a store that is a file
+_FILE_LOOK_S = 0.2  # the pause between two checks of a store in a file
 _GRACE_S = 10.0  # seconds that the threads of a failing rank still wait for other ranks
 
 _ABANDONED: list[Any] = []  # running exchanges and their groups: see _abandon
@@ -41,8 +41,8 @@ class _Here:
         run: the number of distributed runs that it has begun in this job, so that failures of earlier runs are ignored;
             0 before the processes have met.
         place: the number of batches begun and a description of the fit's position; ``None`` outside a fit.
-        told: the store in which this process has announced its failure, and the key.
-        leaves: the time at which this process stops waiting for what others write, after an exception.
+        told: the store in which this process has announced its failure, and the key of the announcement.
+        leaves: the time at which this process, after an exception, stops waiting for other ranks.
     """
 
     run = 0
@@ -82,7 +82,7 @@ def has_announced(store: Any) -> bool:
 
 
 def hurry() -> None:
-    """Let the threads of this process soon give up waiting for other ranks: one of them may be dead."""
+    """Let the threads of this process soon give up waiting for other ranks, because one of these may be dead."""
     _Here.leaves = min(_Here.leaves, time.monotonic() + _GRACE_S)
 
 
@@ -91,10 +91,11 @@ def wait_for_keys(store: Any, keys: Sequence[str], ranks: Sequence[int]) -> str:
 
     Args:
         store: a connection that only this thread uses.
-        keys: the keys. ranks: the other ranks that set them.
+        keys: the keys.
+        ranks: the other ranks that set them.
 
     Returns:
-        Why they will not come; "" if they are there.
+        The reason why a key will not be set; "" if all are set.
     """
     look_s = _FIRST_LOOK_S
     try:
@@ -106,7 +107,7 @@ def wait_for_keys(store: Any, keys: Sequence[str], ranks: Sequence[int]) -> str:
             if isinstance(store, dist.FileStore):  # type: ignore[attr-defined]  # its wait() reads 100 times a second
                 time.sleep(_FILE_LOOK_S)
                 continue
-            with suppress(RuntimeError):  # after the time
+            with suppress(RuntimeError):  # the timeout has passed
                 store.wait(list(keys), timedelta(seconds=look_s))
             look_s = min(2 * look_s, _LAST_LOOK_S, max(_FIRST_LOOK_S, _Here.leaves - time.monotonic()))
     except RuntimeError as error:  # the process that has the store has ended
@@ -236,7 +237,7 @@ def _check_places(store: Any, question: int, others: Sequence[int], what: str) -
     batches, words = _Here.place()
     ranks = sorted([*others, dist.get_rank()])
     at = ranks.index(dist.get_rank())
-    # the neighbours: where some ranks wait and others have gone on, a waiting rank is next to one that has
+    # its neighbours are enough: if some ranks wait and others have continued, two neighbours differ
     for rank in {ranks[at - 1], ranks[(at + 1) % len(ranks)]} - {ranks[at]}:
         key = f"{_ASKED}/{rank}"
         if not store.check([key]):
@@ -244,6 +245,6 @@ def _check_places(store: Any, question: int, others: Sequence[int], what: str) -
         asked, run, theirs, there = store.get(key).decode().split("\n")
         if int(asked) >= question and int(run) == _Here.run and int(theirs) > batches:
             raise DrivetrainError(
-                f"Rank {dist.get_rank()} waits in {what}, {words}. Rank {rank} has gone on without that call: it is "
+                f"Rank {dist.get_rank()} waits in {what}, {words}. Rank {rank} has continued without that call: it is "
                 f"{there}. Make this call on every rank, outside of conditions that differ between ranks. [DT1057]"
             )

@@ -25,7 +25,7 @@ from drivetrain.precision.precision import Precision
 from drivetrain.strategies import rank_files
 from drivetrain.strategies._xla import XLAExecution, checked, run_recorded
 from drivetrain.strategies.ddp import DDPStrategy
-from drivetrain.strategies.familiar import Familiar
+from drivetrain.strategies.familiar import Familiar, standing_for
 from drivetrain.strategies.gradient_exchange import GradientExchanges
 from drivetrain.strategies.group import Group, LoneGroup, all_or_alone
 from drivetrain.strategies.parallel import until_thawed
@@ -127,16 +127,16 @@ class _Gather(torch.autograd.Function):
 class XLAStrategy(XLAExecution, DDPStrategy):
     """One replica per XLA device, each in a process that torch_xla starts; gradients are averaged after each window.
 
-    It does not use ``torch.distributed``. With one device, this process is the only replica; results of collectives
-    have the same form as with several replicas: :meth:`all_gather` stacks. Before the replicas
-    run, the ranks are 0, the world size is 1, and there is no root device.
+    The strategy does not use ``torch.distributed``. With one device, this process is the only replica, and results of
+    collectives have the same form as with several replicas: :meth:`all_gather` stacks. Before the replicas run, the
+    ranks are 0, the world size is 1, and there is no root device.
 
     Args:
         accelerator, parallel_devices, precision_plugin: as for every strategy.
         checkpoint_io: the checkpoint store; ``None``: an ``XLACheckpointIO``.
         debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
         sync_module_states: give all replicas the parameters and buffers of rank 0 before training.
-        unknown: refused by name.
+        unknown: any other argument is an error.
 
     Raises:
         ModuleNotFoundError: torch_xla is not installed.
@@ -158,7 +158,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         sync_module_states: bool = True,
         **unknown: Any,
     ) -> None:
-        checkpoint_io, precision_plugin = checked(type(self), unknown, checkpoint_io, precision_plugin)
+        checkpoint_io = checked(type(self), unknown, checkpoint_io, precision_plugin)
         super().__init__(
             accelerator, parallel_devices, XLAEnvironment(), checkpoint_io, precision_plugin, start_method="xla"
         )
@@ -185,8 +185,8 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         """
         if self._device is None:
             raise RuntimeError(
-                f"{type(self).__name__}.root_device is known when the replicas run, inside of fit, validate, test, "
-                "predict or a function that Engine.launch has called, and this is before."
+                f"{type(self).__name__}.root_device is unknown before the replicas run. Read it inside fit, validate, "
+                "test, predict or a function that Engine.launch calls."
             )
         return self._device
 
@@ -235,7 +235,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
 
     # ---- between ranks -------------------------------------------------------------------------------------------
 
-    def reduce(  # type: ignore[override]  # this strategy's first argument has another name in the field
+    def reduce(  # type: ignore[override]  # Lightning's method has another name for this argument
         self, output: Any = None, group: Any = None, reduce_op: Any = "mean", *, tensor: Any = None
     ) -> Any:
         """Return the reduction of a tensor over all ranks; return other values unchanged.
@@ -290,8 +290,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
     def bind(self, name: str) -> Any:
         if name != "training_step":
             return super().bind(name)
-        self._exchanges.include_thawed(self.model)
-        return until_thawed(super().bind(name), self._exchanges.frozen(self.model), lambda: self.bind(name))
+        return until_thawed(super().bind(name), self._exchanges.include_thawed(self.model), lambda: self.bind(name))
 
     @contextmanager
     def accumulating(self, model: nn.Module) -> Iterator[None]:
@@ -322,12 +321,8 @@ class XLAStrategy(XLAExecution, DDPStrategy):
             loader.close()
         self._loaders.clear()
         self._exchanges.close()
-        before = self._device
-        self._device = HOST if before is None else before  # the model's device before the replicas run
-        try:
+        with standing_for(self, _device=self._device or HOST):  # before the replicas run, the model is on the host
             super().teardown()
-        finally:
-            self._device = before
 
 
 def _nothing(index: int) -> None:

@@ -13,7 +13,7 @@ from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.packages import torch_xla, xla_runtime, xla_spmd
 from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.io import CheckpointIO
-from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.errors import ConfigurationError, unknown_value
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies._xla import XLAExecution, checked, run_recorded
 from drivetrain.strategies.strategy import StrategyRegistry
@@ -36,13 +36,13 @@ class XLASPMDStrategy(XLAExecution):
 
     Args:
         accelerator, precision_plugin: as for every strategy.
-        parallel_devices: must be all of them; ``None``: as the plan decides.
+        parallel_devices: all devices of this machine; ``None``: as the plan decides.
         checkpoint_io: the checkpoint store; ``None``: an ``XLACheckpointIO``.
         debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
         sharding: "data": batches are sharded, and every device has all parameters. "full": parameters, gradients and
             optimizer states are sharded too, each along its largest dimension that the number of devices divides.
             Checkpoints contain complete tensors in both cases.
-        unknown: refused by name.
+        unknown: any other argument is an error.
 
     Raises:
         ModuleNotFoundError: torch_xla is not installed.
@@ -62,12 +62,9 @@ class XLASPMDStrategy(XLAExecution):
         sharding: Sharding = "data",
         **unknown: Any,
     ) -> None:
-        checkpoint_io, precision_plugin = checked(type(self), unknown, checkpoint_io, precision_plugin)
+        checkpoint_io = checked(type(self), unknown, checkpoint_io, precision_plugin)
         if sharding not in get_args(Sharding):
-            raise ConfigurationError(
-                f"{type(self).__name__}(sharding={sharding!r}): there is no such sharding. "
-                f"{did_you_mean(str(sharding), get_args(Sharding))}"
-            )
+            raise unknown_value(type(self).__name__, "sharding", sharding, get_args(Sharding))
         super().__init__(accelerator, checkpoint_io, precision_plugin)
         self.own_parts.devices = tuple(parallel_devices or ())
         self.debug = debug
@@ -93,8 +90,8 @@ class XLASPMDStrategy(XLAExecution):
         count = int(xla_runtime.global_runtime_device_count())
         if self.num_devices != count:
             raise ConfigurationError(
-                f"{type(self).__name__} computes on all {count} XLA devices, and devices={self.num_devices} names "
-                f'others. Write devices={count} or devices="auto".'
+                f"{type(self).__name__} computes on all {count} XLA devices, not on devices={self.num_devices}. "
+                f'Write devices={count} or devices="auto".'
             )
         self._mesh = xla_spmd.Mesh(range(count), (count,), (_AXIS,))
         xla_spmd.set_global_mesh(self._mesh)

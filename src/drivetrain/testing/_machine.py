@@ -25,17 +25,17 @@ from drivetrain.testing.record import Move, Record, Step, Sync
 # The following tables describe CUDA, by the names of operations.
 _COPIES = frozenset({"copy_", "_foreach_copy_", "fill_"})  # copies between devices that are explicitly requested
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"})
-# operations that do not read values
+# operations that do not read values, so their operands may be on any devices
 _ANY_MIX = frozenset({"is_same_size", "_has_same_storage_numel", "is_set_to", "set_"})
 _NO_HOST_NUMBERS = frozenset({
     "cat", "stack", "embedding", "index_select", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_",
     "scatter_reduce", "scatter_reduce_", "take", "nll_loss_forward", "nll_loss2d_forward",
 })  # fmt: skip
-"""Not elementwise: these refuse even a host tensor without dimensions, which elementwise ones take as a number."""
+"""Operations that refuse even a host tensor without dimensions; elementwise ones accept it as a number."""
 _ON_HOST = frozenset({("_pack_padded_sequence", "lengths"), ("_pack_padded_sequence_backward", "batch_sizes")})
-"""Arguments that belong on the host."""
+"""Arguments that must be on the host."""
 _READS = frozenset({"equal", "is_nonzero", "allclose", "multinomial", "_linalg_check_errors", "unique_dim_consecutive"})
-"""What waits for the device, beside those that torch itself marks as such."""
+"""Operations that wait for the device, in addition to those that torch itself marks."""
 
 
 class Call(NamedTuple):
@@ -196,7 +196,7 @@ class Machine:
         return place
 
     def _inside_torch(self) -> bool:
-        """Whether torch itself creates this tensor, for a computation on some device that torch's CPU code runs."""
+        """Whether torch itself creates this tensor inside an operation on a simulated device."""
         if not self.calls:
             return True  # the simulation sees every call from Python
         call = self.calls[-1]

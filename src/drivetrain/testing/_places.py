@@ -13,10 +13,10 @@ from drivetrain.base import torch_private
 from drivetrain.base.torch_private import storage_key
 
 Place = int | None
-"""A pretend device's number, or ``None`` for the host."""
+"""A simulated device's number, or ``None`` for the host."""
 
 ANYWHERE = -1
-"""Made inside of torch, without a word of where: it goes where it is first used together with others."""
+"""The place of a tensor that torch created without a device: the first operation with others decides."""
 
 
 def spelled(place: Place) -> str:
@@ -25,7 +25,7 @@ def spelled(place: Place) -> str:
 
 
 def device_at(place: Place) -> torch.device:
-    """Return the value of ``tensor.device`` there."""
+    """Return ``tensor.device`` of a tensor at this place."""
     return torch.device("cpu") if place is None else torch.device("cpu", place)
 
 
@@ -59,7 +59,7 @@ class Places:
         index = device if isinstance(device, int) else device.index
         if index is None or not 0 <= index < self.count:
             raise RuntimeError(
-                f"invalid device ordinal: {device} is none of the {self.count} pretend devices, which are numbered "
+                f"invalid device ordinal: {device} is none of the {self.count} simulated devices, which are numbered "
                 f"from 0. Write fake_devices({(index or 0) + 1}) or FakeAccelerator.recording(devices=...) around it."
             )
         return index

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import multiprocessing
 import os
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.base.torch_private import DYNAMO
+from drivetrain.cli.class_files import module_of
 from drivetrain.clusters.local import free_port
 
 _PRELOADED = ["torch", DYNAMO, "drivetrain.trainer.trainer", "pytest"]
@@ -98,7 +98,7 @@ class Ranks:
             connections = [self._connections[rank] for rank in waiting]
             ready = connection.wait(connections, max(0.0, deadline - time.monotonic()))
             if not ready:
-                late = "it did not end: it waits for another rank, or ran over its time"
+                late = "it did not end in time, perhaps because it waits for another rank"
                 outcomes |= {rank: ("failed", late) for rank in waiting}
             for rank in waiting:
                 if self._connections[rank] not in ready:
@@ -163,11 +163,7 @@ def _found(module: str, file: str | None, name: str) -> Any:
     except ModuleNotFoundError:
         if file is None:
             raise
-        spec = importlib.util.spec_from_file_location(module, file)
-        assert spec is not None
-        assert spec.loader is not None
-        found = sys.modules[module] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(found)
+        found = module_of(file)
     for part in name.split("."):
         found = getattr(found, part)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,16 +12,21 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from drivetrain.base.tree import map_leaves
+from drivetrain.callback import Callback
 from drivetrain.module.losses import WeightedLoss
 from drivetrain.module.module import LightningModule
 from drivetrain.strategies.sharded_state import is_dtensor
 
 GLOBAL_BATCH = 8  # samples
 BATCHES = 6  # per epoch
+QUIET: dict[str, Any] = {
+    "logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,
+}  # fmt: skip
+"""The Trainer's arguments for a run without output and files."""
 
 
 class Small(LightningModule):
-    """``scale`` is a parameter of the module itself, which the steps use; its size 3 is not divisible by two ranks.
+    """A regression whose steps use a parameter of the module itself, ``scale``; two ranks cannot divide its size, 3.
 
     Args:
         kind: "plain"; "weighted" losses; "manual" optimization; or "failing" in the second step.
@@ -77,8 +83,20 @@ class Small(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=0.05)
 
 
+class Saves(Callback):
+    """Saves a checkpoint at the end of one batch, counted from 1 over all epochs."""
+
+    def __init__(self, path: Path, at: int) -> None:
+        self.path, self.at, self.batches = path, at, 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.batches += 1
+        if self.batches == self.at:
+            trainer.save_checkpoint(self.path)
+
+
 def weighted(output: Tensor, y: Tensor, tokens: Tensor) -> WeightedLoss:
-    """Return the mean over tokens, with their number."""
+    """Return the mean loss over tokens, weighted by their number."""
     each = F.mse_loss(output, y, reduction="none").squeeze(1)
     return WeightedLoss((each * tokens).sum() / tokens.sum(), int(tokens.sum()))
 

@@ -44,7 +44,7 @@ _RAISED = re.compile(r"^([a-zA-Z_][\w.]*(?:Error|Exception|Exit|Failed|Interrupt
 
 
 class Skipped(Exception):
-    """The part does not claim what a check is about."""
+    """The part does not claim the feature that a check tests."""
 
 
 class CannotTryError(ConfigurationError):
@@ -107,7 +107,7 @@ class Part:
         return _found(self.kind, self.path) if self.factory is None else (self.factory, {})
 
     def for_other_process(self) -> Part:
-        """Return what another process can unpickle."""
+        """Return this part in a form that another process can unpickle."""
         return dataclasses.replace(self, factory=None, memory={})
 
     def make(self, **more: Any) -> Any:
@@ -261,7 +261,7 @@ def _seen(error: BaseException) -> str:
 
 @contextmanager
 def sandbox(folder: Path) -> Iterator[Path]:
-    """Context with a new folder, which is the working directory; afterwards variables and modes are as before."""
+    """Context with a new folder as the working directory; it restores environment variables and torch's modes."""
     import torch
 
     dtype, grad, autocast = torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")

@@ -30,6 +30,7 @@ from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.module.module import LightningModule
 from drivetrain.strategies.fsdp import FSDPStrategy
+from drivetrain.testing._regression import QUIET
 from drivetrain.trainer.trainer import Trainer
 
 try:
@@ -87,7 +88,7 @@ class AcceleratorConformance:
             accelerator.teardown()
 
     def test_it_says_whether_it_is_there(self) -> None:
-        """``is_available()`` is a bool and ``why_unavailable()`` a text; neither needs an instance."""
+        """``is_available()`` is a bool and ``why_unavailable()`` a str; neither needs an instance."""
         assert self.accelerator.is_available() is True
         assert isinstance(self.accelerator.why_unavailable(), str)
 
@@ -338,9 +339,8 @@ def fit(
     torch.manual_seed(1)
     module = Small(dropout)
     trainer = Trainer(
-        accelerator=accelerator, max_epochs=epochs, default_root_dir=folder, logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False, **{"devices": 1, **arguments},
-    )  # fmt: skip
+        accelerator=accelerator, max_epochs=epochs, default_root_dir=folder, **{"devices": 1, **QUIET, **arguments}
+    )
     checkpoint = folder / "last.ckpt"
     trainer.fit(module, loader, ckpt_path=checkpoint if resume else None)
     trainer.save_checkpoint(checkpoint)

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ class FakeAccelerator(Accelerator):
         try:
             return parse_indices(devices, _count())
         except ConfigurationError as error:
-            raise ConfigurationError(f"{error} Or pretend more: with fake_devices(4): Trainer(...).") from None
+            raise ConfigurationError(f"{error} Or simulate more: with fake_devices(4): Trainer(...).") from None
 
     @staticmethod
     def get_parallel_devices(devices: Any) -> Sequence[torch.device]:
@@ -111,7 +111,8 @@ class FakeAccelerator(Accelerator):
             _machine.record.reset_peak(device)
 
     @staticmethod
-    def recording(devices: int | None = None) -> AbstractContextManager[Record]:
+    @contextmanager
+    def recording(devices: int | None = None) -> Iterator[Record]:
         """Context that simulates devices in this thread and records moves, syncs and steps.
 
         All tensors that exist when the block begins are on the host. After the block, all tensors are on the host
@@ -126,7 +127,23 @@ class FakeAccelerator(Accelerator):
         Raises:
             ConfigurationError: another recording is running.
         """
-        return _recording(devices)
+        global _machine
+        if _machine is not None:
+            raise ConfigurationError("A recording of simulated devices is running. Leave it before another one begins.")
+        with ExitStack() as stack:
+            if devices is not None:
+                stack.enter_context(fake_devices(devices))
+            _let_torch_load()
+            machine = _machine = Machine(_count())
+            stack.callback(_stop)
+            calls = CallMode(machine)
+            stack.enter_context(_steps_noted(machine))
+            stack.enter_context(_replaced(*where("group_tensors"), _grouped))
+            stack.enter_context(_replaced(*where("run_engine"), functools.partial(_seen_by, calls)))
+            stack.enter_context(_replaced(*where("push_hooks"), functools.partial(_hooks_seen_by, calls)))
+            stack.enter_context(OperationMode(machine))
+            stack.enter_context(calls)
+            yield machine.record
 
 
 @contextmanager
@@ -151,32 +168,11 @@ def fake_devices(count: int) -> Iterator[None]:
 def _count() -> int:
     text = os.environ.get(_COUNT, "1")
     if not text.isdigit():
-        raise ConfigurationError(f"{_COUNT} is a number of pretend devices, not {text!r}. Unset it or write 2.")
+        raise ConfigurationError(f"{_COUNT} is a number of simulated devices, not {text!r}. Unset it or write 2.")
     return int(text)
 
 
 # ---- a recording -----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _recording(devices: int | None) -> Iterator[Record]:
-    global _machine
-    if _machine is not None:
-        raise ConfigurationError("A recording of pretend devices is on already. Leave it before another one begins.")
-    with ExitStack() as stack:
-        if devices is not None:
-            stack.enter_context(fake_devices(devices))
-        _let_torch_load()
-        machine = _machine = Machine(_count())
-        stack.callback(_stop)
-        calls = CallMode(machine)
-        stack.enter_context(_steps_noted(machine))
-        stack.enter_context(_replaced(*where("group_tensors"), _grouped))
-        stack.enter_context(_replaced(*where("run_engine"), functools.partial(_seen_by, calls)))
-        stack.enter_context(_replaced(*where("push_hooks"), functools.partial(_hooks_seen_by, calls)))
-        stack.enter_context(OperationMode(machine))
-        stack.enter_context(calls)
-        yield machine.record
 
 
 def _stop() -> None:
@@ -220,7 +216,7 @@ def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[No
 
 
 def _seen_by(calls: CallMode, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Make calls visible that hooks on gradients make, and those in recomputation during the backward pass."""
+    """Make the calls visible that hooks on gradients, and recomputation in the backward pass, make."""
     with calls:
         return function(*args, **kwargs)
 
@@ -231,7 +227,7 @@ def _hooks_seen_by(calls: CallMode, push: Callable[..., None], *hooks: Callable[
 
 
 def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) -> Any:
-    """Group tensors by device; it replaces a function of torch that optimizers and clipping call, and no mode sees."""
+    """Group tensors by device. Optimizers and clipping call this in place of a function of torch that no mode sees."""
     first: Sequence[Any] = next((column for column in lists if column), [])
     members: dict[Place, list[int]] = {}
     for position, tensor in enumerate(first):

@@ -211,7 +211,7 @@ class _Loop:
             optimizer.step(closure)
             self.steps += 1
             return
-        self.add_gradients(batch, zeroes=self.losses_in_window == 0 and self.first_of_window())
+        self.add_gradients(batch, zeroes=self.losses_in_window == 0 and self.batch_idx % program.accumulate == 0)
         if not window_ends or self.losses_in_window == 0:
             return
         if "optimizer_step" in program.hooks and program.steps_closure_only(self.epoch, self.batch_idx):
@@ -223,9 +223,6 @@ class _Loop:
         self.scaler.update()
         # after an overflow, the scale is halved and no optimizer was stepped
         self.steps += self.scaler.get_scale() >= before
-
-    def first_of_window(self) -> bool:
-        return self.batch_idx % self.program.accumulate == 0
 
     def add_gradients(self, batch: Tensor, zeroes: bool) -> None:
         loss, weight = self.training_step(batch)
@@ -342,7 +339,7 @@ class _Loop:
 
 
 def scale_gradients(optimizer: Optimizer) -> None:
-    """Do what the programs' ``on_before_optimizer_step`` does."""
+    """Change the gradients like the programs' ``on_before_optimizer_step``."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
@@ -350,7 +347,7 @@ def scale_gradients(optimizer: Optimizer) -> None:
 
 
 def shift_gradients(network: nn.Module) -> None:
-    """Do what the programs' ``on_after_backward`` does."""
+    """Change the gradients like the programs' ``on_after_backward``."""
     for parameter in network.parameters():
         if parameter.grad is not None:
             parameter.grad += 0.001

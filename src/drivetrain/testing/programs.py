@@ -75,7 +75,7 @@ class Program:
         optimizer: "sgd", "momentum", "adam", "adamw", "rmsprop" or "lbfgs".
         schedules: its schedulers.
         precision: the Trainer's argument.
-        loss: the form in which ``training_step`` returns the loss. zero_weights: some weigh nothing.
+        loss: the form in which ``training_step`` returns the loss. zero_weights: whether some losses have the weight 0.
         accumulate, clip_val, clip_algorithm, max_epochs, max_steps, limit_train, limit_val, val_check_interval,
             check_val_every_n_epoch, log_every_n_steps, sanity_steps: the Trainer's arguments.
         val_samples: the number of validation samples; 0: no validation. Its batches have 3 samples.

@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from drivetrain.accelerators.accelerator import HOST
-from drivetrain.callback import Callback
 from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.strategies.familiar import Familiar
@@ -32,7 +31,18 @@ from drivetrain.strategies.step import Step
 from drivetrain.strategies.step_parts import HOOKS_IN_A_STEP
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.testing._ranks import Ranks
-from drivetrain.testing._regression import BATCHES, GLOBAL_BATCH, Small, data, plain_loop, stepped, trained, whole
+from drivetrain.testing._regression import (
+    BATCHES,
+    GLOBAL_BATCH,
+    QUIET,
+    Saves,
+    Small,
+    data,
+    plain_loop,
+    stepped,
+    trained,
+    whole,
+)
 from drivetrain.testing.checks import same
 from drivetrain.testing.groups import check_group
 from drivetrain.trainer.trainer import Trainer
@@ -103,7 +113,7 @@ class StrategyConformance:
 
     @classmethod
     def teardown_class(cls) -> None:
-        """End them."""
+        """End the processes."""
         cls._ranks.close()
 
     # ---- helpers for tests ---------------------------------------------------------------------------------------
@@ -117,12 +127,11 @@ class StrategyConformance:
         strategy = strategy or self.make()
         # A process with several devices counts as one machine.
         devices, nodes = (self.replicas, self.devices) if strategy.facts.drives_all_devices else (self.devices, 1)
-        quiet: dict[str, Any] = {
+        usual: dict[str, Any] = {
             "strategy": strategy, "accelerator": self.accelerator, "devices": devices, "num_nodes": nodes,
-            "precision": self.precision, "max_epochs": 2, "logger": False, "enable_progress_bar": False,
-            "enable_model_summary": False, "enable_checkpointing": False,
+            "precision": self.precision, "max_epochs": 2, **QUIET,
         }  # fmt: skip
-        return Trainer(**{**quiet, **arguments})
+        return Trainer(**{**usual, **arguments})
 
     def loader(self, batches: int = BATCHES) -> Any:
         """Return the data of ``batches`` global batches; each rank's batch is its part of one."""
@@ -182,9 +191,9 @@ class StrategyConformance:
             self.compare(found, self.plain_loop(accumulate=4, clip=(algorithm, limit)))
 
     def test_the_optimizer_steps_the_gradients_that_hooks_see(self, folder: Path) -> None:
-        """In ``on_before_optimizer_step`` all ranks have the same gradient, with which, clipped, the optimizer steps.
+        """In ``on_before_optimizer_step`` all ranks have the same gradient; after clipping the optimizer steps with it.
 
-        ``tolerance`` does not apply: a strategy with a lossy exchange rounds before.
+        ``tolerance`` does not apply, because a lossy exchange has rounded before this hook.
         """
         trainer = self.trainer(accumulate_grad_batches=4, gradient_clip_val=0.05)
         self.check_stepped(self.fit(Small(), trainer), trainer.strategy)
@@ -234,7 +243,7 @@ class StrategyConformance:
     # ---- evaluation ----------------------------------------------------------------------------------------------
 
     def test_it_evaluates(self, folder: Path) -> None:
-        """Validation inside a fit and alone, testing and prediction give the values for the trained weights."""
+        """Validation inside and outside a fit, testing and prediction give the results of the trained weights."""
         module, trainer = Small(), self.trainer(max_epochs=1)
         self.fit(module, trainer)
         in_fit = float(trainer.callback_metrics["loss"])
@@ -418,18 +427,6 @@ class StrategyConformance:
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------
-
-
-class Saves(Callback):
-    """Saves a checkpoint at the end of one batch, counted from 1 over all epochs."""
-
-    def __init__(self, path: Path, at: int) -> None:
-        self.path, self.at, self.batches = path, at, 0
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.batches += 1
-        if self.batches == self.at:
-            trainer.save_checkpoint(self.path)
 
 
 def everyones_mean(strategy: Strategy, losses: list[Tensor], replicas: int = 1) -> Tensor:

@@ -106,8 +106,10 @@ def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
 
 
 def _place_of(trainer: Any, state: dict[str, Any]) -> str:
-    """Return eight digits, equal on all ranks that are at the same position of this fit; if an observer compares the
-    ranks' states, also of equal states: ranks whose states differ then complete no checkpoint.
+    """Return eight digits that are equal on all ranks at the same position of this fit.
+
+    If an observer compares the ranks' states, the digits depend on the state, too: ranks with different states then
+    complete no checkpoint.
     """
     place = state.get("loops", {}).get("drivetrain", {})
     counters = [place.get(name) for name in ("current_epoch", "batches_done", "global_step")]

@@ -86,7 +86,7 @@ def _checked_callbacks(given: Any, start: str) -> list[Callback]:
 
 
 def _cure(value: Any, package: str, cure: str) -> str:
-    """Return what to write instead of ``value``, if it is a class or the name of a class of the package."""
+    """Return what to write instead of ``value`` if it is a class, or names a class of the package; else ``cure``."""
     if isinstance(value, type):
         return f"Write {value.__name__}(...)."
     if isinstance(value, str):
@@ -306,7 +306,7 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
         if base is LightningModule:
             hooks -= set(dir(torch.nn.Module))
         for hook in sorted(hooks):
-            own = getattr(type(party), hook)  # read from the class, because a property may not work yet
+            own = getattr(type(party), hook)  # read from the class, because a property may raise before the run
             if _CALLED_BY_THE_LOOPS.fullmatch(hook) and (isinstance(own, property) or overrides(party, hook, base)):
                 _check_hook(name, hook, own if isinstance(own, property) else getattr(party, hook), getattr(base, hook))
         if base is Callback:
@@ -343,7 +343,7 @@ _CALLED_BY_THE_LOOPS = re.compile(
     r"on_\w+|configure_\w+|optimizer_\w+|\w+_dataloader|prepare_data|setup|teardown|transfer_batch_to_device|backward|"
     r"lr_scheduler_step|state_dict|load_state_dict"
 )
-"""The others are called by the user, or, as the steps, checked on their own."""
+"""The hooks that are checked here. User code calls the other methods, and the steps have a check of their own."""
 
 
 def _check_hook(name: str, hook: str, method: Any, contract: Any) -> None:
@@ -371,7 +371,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
     for party in (trainer.datamodule, trainer.lightning_module):
         if party is None or not party._log_hyperparams or not trainer.settings.enable_autolog_hparams:
             continue
-        # a command line's key, as "_instantiator" is, with which hparams.yaml fits load_from_checkpoint
+        # a key of the command line that is no argument; hparams.yaml keeps "_instantiator", which loading needs
         own = {name: value for name, value in party.hparams_initial.items() if name != "_class_path"}
         for name in set(own) & set(params):
             if not _same(own[name], params[name]):

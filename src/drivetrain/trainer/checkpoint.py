@@ -51,7 +51,7 @@ LAYOUT_VERSION = "2.6.0"
 
 
 RESUME = "DRIVETRAIN_RESUME"
-"""The environment variable that lets every fit resume, also of a program that was not written for it."""
+"""The environment variable that lets every fit resume, also in a program that does not pass ``ckpt_path``."""
 
 
 def _resumes_always() -> bool:
@@ -376,7 +376,7 @@ def expect_states(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return the states of the callbacks.
 
     Raises:
-        CheckpointError: this package wrote the checkpoint, and they are missing.
+        CheckpointError: this package wrote the checkpoint, and the callbacks' states are missing.
     """
     if "callbacks" not in checkpoint and "drivetrain_version" in checkpoint and "loops" in checkpoint:
         raise CheckpointError("The checkpoint has no 'callbacks'. Use another one, or load only its weights.")
@@ -408,7 +408,7 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
 
 
 def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """Call :func:`_restore_training`, with the file's name in its errors."""
+    """Call :func:`_restore_training`, and add the file's name to its errors."""
     with naming(trainer.ckpt_path):
         _restore_training(trainer, checkpoint)
 

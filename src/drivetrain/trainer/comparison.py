@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 from drivetrain.base.introspect import defined_by_user
@@ -27,7 +26,7 @@ from drivetrain.trainer.limits import LimitsView
 MAY_DIFFER = {
     "strategy": "the strategy compares its own options",
     "accelerator": "its class is compared",
-    "precision": "what it stands for is compared",
+    "precision": "the class that it selects is compared",
     "plugins": "their classes are compared, where ranks exchange anything through them",
     "devices": "machines may have different devices",
     "callbacks": "those that need every rank are compared: Callback.needs_every_rank",
@@ -41,25 +40,16 @@ MAY_DIFFER = {
     "detect_anomaly": "it changes the speed of one rank",
     "model_registry": "only rank 0 writes",
 }
-"""Arguments that the ranks of a job may be given differently, with the reason; all others are compared in each run."""
+"""Arguments that may differ between the ranks of a job, with the reason; each run compares all others."""
 
 
-def compare_start(
-    trainer: Any,
-    fn: TrainerFn,
-    passed: Mapping[str, Any],
-    loaders: Loaders,
-    datamodule: Any,
-    resumes: bool,
-) -> Agreement:
+def compare_start(trainer: Any, fn: TrainerFn, loaders: Loaders, resumes: bool) -> Agreement:
     """Compare the ranks' arguments for this run, before any other collective.
 
     Args:
-        trainer: the Trainer, with its model.
+        trainer: the Trainer, with its model and its datamodule.
         fn: the method that was called.
-        passed: the caller's loaders, by stage.
         loaders: the loaders of the run.
-        datamodule: the user's, or ``None``.
         resumes: whether the run begins from a checkpoint.
 
     Raises:
@@ -67,7 +57,7 @@ def compare_start(
     """
     strategy = trainer.strategy
     stages = ("fit", "validate") if fn is TrainerFn.FITTING else (fn.value,)
-    changes = _may_change(trainer, datamodule)
+    changes = _may_change(trainer)
     facts = Facts(
         job={
             METHOD: f"trainer.{fn.value}",
@@ -75,7 +65,7 @@ def compare_start(
             **_settings(trainer),
             **_callbacks(trainer),
             "ckpt_path": "a checkpoint" if resumes else "None",
-            **{f"loaders of the stage {stage!r}": _loaders(passed.get(stage), loaders, stage) for stage in stages},
+            **{f"loaders of the stage {stage!r}": _loaders(loaders, stage) for stage in stages},
         },
         model={} if changes else of_module(trainer.lightning_module),
         seed=seed(),
@@ -117,16 +107,15 @@ def _callbacks(trainer: Any) -> dict[str, str]:
     return {name: str(count) for name, count in counts.items()}
 
 
-def _may_change(trainer: Any, datamodule: Any) -> bool:
+def _may_change(trainer: Any) -> bool:
     """Return whether a hook may change the model's parameters before the model is set up."""
-    module = trainer.lightning_module
-    return defined_by_user(module, "configure_model") or any(
-        defined_by_user(party, "setup") for party in (module, datamodule, *trainer.callbacks) if party is not None
-    )
+    module, datamodule = trainer.lightning_module, trainer.datamodule
+    parties = (module, *([] if datamodule is None else [datamodule]), *trainer.callbacks)
+    return defined_by_user(module, "configure_model") or any(defined_by_user(each, "setup") for each in parties)
 
 
-def _loaders(passed: Any, loaders: Loaders, stage: str) -> str:
+def _loaders(loaders: Loaders, stage: str) -> str:
     """Return where the loaders of ``stage`` come from, and how many were passed."""
-    if passed is None:
+    if (passed := loaders.passed.get(stage)) is None:
         return "from a hook" if loaders.available(stage) else "none"
     return f"{len(passed)} passed" if isinstance(passed, (list, tuple)) else "1 passed"

@@ -70,22 +70,19 @@ def _check_compiler(device: torch.device, options: CompileOptions, asked: Any) -
     Raises:
         ConfigurationError: the backend does not find its compiler.
     """
-    if options.backend != "inductor":
+    if options.backend != "inductor" or device != HOST:  # on other devices, torch's own error names what is missing
         return
-    missing = ""
-    if device == HOST:  # on other devices, torch's own error names what is missing
-        try:
-            torch_private.cpp_compiler()
-        except torch_private.InvalidCxxCompiler as error:
-            missing = f"a C++ compiler, and found none ({shown(str(error))}). Install g++ or name one in CXX"
-    if missing:
+    try:
+        torch_private.cpp_compiler()
+    except torch_private.InvalidCxxCompiler as error:
         cure = {**options.arguments, "backend": "aot_eager"}
         if options.blocks is not None:
             cure["blocks"] = options.blocks if isinstance(options.blocks, str) else sorted(map(str, options.blocks))
         raise ConfigurationError(
-            f'Trainer(compile={shown(asked)}): torch.compile\'s backend "inductor" needs {missing}, or write '
-            f"compile={cure}, which needs no compiler."
-        )
+            f'Trainer(compile={shown(asked)}): torch.compile\'s backend "inductor" needs a C++ compiler, and found '
+            f"none ({shown(str(error))}). Install g++ or name one in CXX, or write compile={cure}, which needs no "
+            "compiler."
+        ) from None
 
 
 def compile_whole(trainer: Any, job: Any) -> None:

@@ -58,8 +58,9 @@ class Job:
 
 
 def resumed(trainer: Trainer, job: Job, error: BaseException) -> Job | None:
-    """Return the job that resumes after ``error``, which all ranks have raised, from its attribute ``resume_from``;
-    ``None``: it has none.
+    """Return the job that resumes from the checkpoint ``error.resume_from``; ``None`` without this attribute.
+
+    All ranks have raised ``error``.
     """
     path = getattr(error, "resume_from", None)
     if path is None or not trainer.engine.launcher.is_external:  # the processes that were started have resumed
@@ -106,7 +107,7 @@ class Outcome:
 
     @classmethod
     def of(cls, trainer: Trainer, results: list[Any]) -> Outcome:
-        """Return the results of the run that ``trainer`` has just ended; every rank must call it."""
+        """Return the results of the run that ``trainer`` has just ended; every rank must call this."""
         ranks = rank_parts.of_ended_fit(trainer.current_run, trainer.strategy)
         strategy, module, book = trainer.strategy, trainer.lightning_module, trainer.logbook
         schedulers = strategy.lr_scheduler_configs

@@ -38,7 +38,7 @@ _SUBCOMMANDS = ("fit", "validate", "test", "predict")
 _FETCHED = 8  # the maximum number of files to open if they must be read completely
 
 finished_fits = 0
-"""How many fits have come to their end in this process: the folds of a cross-validation are runs of their own."""
+"""The number of fits that have finished in this process: each fold of a cross-validation is a run of its own."""
 
 
 def program_of(trainer: Trainer, model: Any, datamodule: Any) -> dict[str, str]:
@@ -200,13 +200,13 @@ class _Found:
         saved_by = self._saved_by(entry)
         if saved_by == self._program:
             return True
-        # another fit of the program, such as the next fold of a cross-validation, is no other configuration
+        # another fit of the program, such as the next fold of a cross-validation, has the same configuration
         if not saved_by or all(saved_by.get(key) == self._program.get(key) for key in ("name", "fit")):
             self.configured.append(path)
         return False
 
     def _saved_by(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return which program has saved a checkpoint; those of earlier versions do not say in which of its fits."""
+        """Return the program that has saved a checkpoint; one of an earlier version has no number of its fit."""
         saved_by = entry.get("program")
         return {"fit": self._program.get("fit"), **saved_by} if isinstance(saved_by, Mapping) else {}
 

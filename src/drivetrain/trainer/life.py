@@ -6,7 +6,6 @@ import functools
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +25,12 @@ from drivetrain.loops.run import KeptStates, Run
 from drivetrain.loops.step import make_step
 from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
 from drivetrain.module.module import LightningModule
-from drivetrain.strategies import familiar
+from drivetrain.strategies import familiar, rank_files
+from drivetrain.strategies.agreement import Agreement
 from drivetrain.strategies.step import Step
 from drivetrain.trainer import attach, checkpoint, comparison, compiling, profiling, rank_parts, resume_line, telling
 from drivetrain.trainer.job import Job
 from drivetrain.trainer.shown import watch
-from drivetrain.trainer.stopping import stoppable as ends_early
 from drivetrain.trainer.switches import interrupts_ignored
 from drivetrain.trainer.votes import Vote, votes_of
 
@@ -102,21 +101,17 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     progress, strategy, hooks, stage = trainer.progress, trainer.strategy, trainer.hooks, job.fn
     model, datamodule, fn, began_s = job.model, job.datamodule, job.fn, time.monotonic()
     trainer.engine.launch()
-    several = strategy.world.size > 1
-    vote: Vote = _no_vote
+    several, vote, agreed = strategy.world.size > 1, votes_of(trainer), Agreement()
     if several:
-        vote = votes_of(trainer)
-        agreed = comparison.compare_start(trainer, fn, job.passed, loaders, datamodule, job.ckpt_path is not None)
-    for logger in trainer.loggers if not several or agreed.loggers else ():
+        agreed = comparison.compare_start(trainer, fn, loaders, job.ckpt_path is not None)
+    for logger in trainer.loggers if agreed.loggers else ():
         logger.agree_on_run(strategy.broadcast)
     if trainer.settings.profiler is not None:
         profiling.begin(trainer, stage)
     join_book(trainer.logbook, strategy)
     if several:
         watch(trainer)
-    loaded = _set_up_model(
-        trainer, job, vote, compares=several and agreed.changes, same_loggers=not several or agreed.loggers
-    )
+    loaded = _set_up_model(trainer, job, vote, agreed)
     run = trainer._run_parts = Run(
         engine=trainer.engine,
         module=model,
@@ -165,19 +160,14 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     return run
 
 
-def _no_vote(phase: str) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
-def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_loggers: bool) -> dict[str, Any] | None:
+def _set_up_model(trainer: Trainer, job: Job, vote: Vote, agreed: Agreement) -> dict[str, Any] | None:
     """Call the hooks that create data and model, and the strategy's set-up.
 
     Args:
         trainer: the Trainer.
         job: the job of the run.
         vote: creates the context of a phase, at whose end the ranks vote.
-        compares: whether the ranks compare their models, because a hook may have changed one.
-        same_loggers: whether all ranks have the same loggers.
+        agreed: whether all ranks have the same loggers, and whether a hook may change the model of one of them.
 
     Returns:
         The checkpoint of the job, if it has one.
@@ -195,11 +185,11 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_l
         hooks.call_method("setup", stage)
     with vote("configure_model"), trainer.engine.init_module(), trainer.engine.sharded_model():
         hooks.call_method("configure_model")
-    if compares:
+    if agreed.changes:
         comparison.compare_model(trainer)
     loaded = None
     if not strategy.facts.restores_after_setup:
-        loaded = _restore(trainer, job, same_loggers, vote)
+        loaded = _restore(trainer, job, agreed.loggers, vote)
     with vote("the check of what is to be saved"):
         if job.fn is TrainerFn.FITTING and not trainer.settings.barebones:
             checkpoint.check_at_start(trainer)
@@ -208,7 +198,7 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_l
         if trainer.settings.compile:
             compiling.compile_blocks(trainer)
     if strategy.facts.restores_after_setup:
-        loaded = _restore(trainer, job, same_loggers, vote)
+        loaded = _restore(trainer, job, agreed.loggers, vote)
     return loaded
 
 
@@ -261,26 +251,22 @@ def loop_of(trainer: Trainer, fn: TrainerFn, run: Run) -> Callable[[], Any]:
     return functools.partial(evaluate, run, stage, run.loaders.evaluation(stage))
 
 
-def stoppable(trainer: Trainer, fn: TrainerFn, run: Run) -> AbstractContextManager[None]:
-    """Return the context around a loop: a fit may end early on a signal or a time limit."""
-    if fn is not TrainerFn.FITTING:
-        return nullcontext()
-
-    return ends_early(trainer, run)
-
-
 def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options: Any, allow_pickle: bool) -> None:
     """Write the state of the run to ``path``; the arguments are those of ``Trainer.save_checkpoint``."""
     strategy = trainer.strategy
     with trainer.profiler.profile("save_checkpoint"), trainer.progress.storing():
-        rank_parts.meet(strategy)
+        if strategy.world.store is not None:
+            # An error reports a rank that has not called this: the save is a series of collectives, and in torch's own
+            # a rank would wait for the others until the timeout.
+            strategy.world.barrier("trainer.save_checkpoint")
         state = checkpoint.dump(trainer, weights_only, allow_pickle)
         # after a run, wait here; during a run, the end of the run waits for the file
         waits = trainer.progress.status is not TrainerStatus.RUNNING
-        rank_parts.save(strategy, state, path, weights_only, storage_options, waits=waits)
+        part = None if weights_only else rank_parts.own_part(state)
+        rank_files.save(strategy, state, part, path, storage_options, waits=waits)
         strategy.barrier("save_checkpoint")
     if waits:
-        strategy.checkpoint_io.teardown()  # the run, which else ends it, is over
+        strategy.checkpoint_io.teardown()  # no run follows that would end its background process
 
 
 def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
@@ -296,7 +282,7 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
     if fn is TrainerFn.FITTING and trainer.time_spent is not None and trainer.time_spent.verdict is not None:
         rank_zero_info(str(trainer.time_spent.verdict))
     trainer.strategy.checkpoint_io.wait()  # one of these hooks may have saved a checkpoint
-    _end_profile(trainer, fn)
+    profiling.end(trainer, fn)
     if trainer.loggers and trainer.is_global_zero:
         if fn is TrainerFn.FITTING:
             end_record(trainer)
@@ -322,14 +308,9 @@ def abort(trainer: Trainer, error: BaseException) -> None:
             _attempt(end_record, trainer, error)
         for logger in trainer.loggers if trainer.is_global_zero else ():
             _attempt(logger.finalize, "failed")
-        _attempt(_end_profile, trainer, trainer.progress.fn or "")
+        _attempt(profiling.end, trainer, trainer.progress.fn or "")
         _attempt(_clean_up, trainer)
         _attempt(trainer.engine.teardown)
-
-
-def _end_profile(trainer: Trainer, stage: str) -> None:
-    if trainer.settings.profiler is not None:
-        profiling.end(trainer, stage)
 
 
 def _clean_up(trainer: Trainer) -> None:

@@ -50,7 +50,7 @@ def _argument(name: str, doc: str) -> Any:
         return getattr(view.settings, name)
 
     def write(view: LimitsView, value: Any) -> None:
-        # With the name but no object, Python does not add its own suggestion.
+        # With ``name`` but without ``obj``, Python adds no suggestion of its own.
         raise AttributeError(
             f"trainer.{name} cannot be changed. Write Trainer({name}={shown(value)}) instead.", name=name
         )

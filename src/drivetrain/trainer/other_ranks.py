@@ -1,8 +1,8 @@
-"""Resume with another number of ranks than the checkpoint's: what each of them takes over from those that saved.
+"""Resume with another number of ranks than saved the checkpoint: which saved state each rank takes over.
 
-Of N ranks that saved, rank r of M takes over the running means and metric objects of the ranks r, r + M, and so on; if
-there is none, it begins with empty ones. Every rank gets the mean of the N ranks' gradients of an unfinished window, so
-that the mean over the M ranks is the same. The position in the data counts samples of all ranks together.
+If N ranks saved and M resume, rank r takes over the running means and metric objects of the ranks r, r + M, and so on;
+if there is no such rank, it begins with empty ones. In an unfinished window, every rank gets the mean of the N ranks'
+gradients, so that the mean over the M ranks is the same. The position in the data counts samples of all ranks together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def saved_by(checkpoint: Mapping[str, Any]) -> int:
 
 
 def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[int]:
-    """Return the saved ranks whose files ``rank`` of ``ranks`` reads: of an unfinished window it reads all."""
+    """Return the saved ranks whose files ``rank`` of ``ranks`` reads: all of them if a window is unfinished."""
     count = saved_by(checkpoint)
     if count == ranks:
         return [rank]
@@ -44,7 +44,7 @@ def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[in
 
 
 def why_as_many(checkpoint: Mapping[str, Any], now: int) -> str:
-    """Return why ``now`` ranks cannot resume inside the epoch of ``checkpoint``, which others saved; "" if they can."""
+    """Return why ``now`` ranks cannot resume inside an epoch that another number of ranks saved; "" if they can."""
     restart = _common(checkpoint)
     data, ranks = restart.get("data"), saved_by(checkpoint)
     if not isinstance(data, Mapping) or "given" not in data:
@@ -56,7 +56,8 @@ def why_as_many(checkpoint: Mapping[str, Any], now: int) -> str:
         return own if "loader" in data else "its position in the data counts no samples"
     if ranks > 1 and restart.get("data_ranks") != ranks:
         return "they did not share out the samples of one loader among all of them"
-    if ranks == 1 < now and data.get("num_workers"):  # torchdata's then draws twice, which no other rank does
+    # with workers, torchdata's loader draws a further random number if there is one process
+    if ranks == 1 < now and data.get("num_workers"):
         return "the order of its loader with workers is that of one process"
     return ""
 
@@ -71,12 +72,12 @@ def of_this_rank(trainer: Any, checkpoint: Mapping[str, Any], inside: bool) -> M
 
     Args:
         trainer: the Trainer, with the module set up.
-        checkpoint: in its entry ``ranks`` are the parts that :func:`read_by` names.
+        checkpoint: its entry ``ranks`` contains the parts of the ranks that :func:`read_by` returns.
         inside: the checkpoint was saved inside an epoch.
 
     Raises:
-        CheckpointError: another number of ranks has saved the checkpoint, and its position belongs to as many; or a
-            part is damaged.
+        CheckpointError: another number of ranks has saved the checkpoint, and only as many can resume at its position;
+            or a part is damaged.
     """
     ranks = checkpoint.get("ranks", [checkpoint])
     if len(ranks) == trainer.world_size:
@@ -104,7 +105,7 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
     """Return the state with which ``rank`` of ``ranks`` resumes: its random state ``rng`` and ``restart``."""
     common, count = _common(checkpoint), saved_by(checkpoint)
     parts = [expect(each, Mapping) for each in checkpoint.get("ranks", [checkpoint])]
-    kept = ("loaders", "callback_metrics")  # these entries are equal on all ranks
+    kept = ("loaders", "callback_metrics", "agreed_steps")  # these entries are equal on all ranks
     restart: State = {key: common[key] for key in kept if key in common}
     found = [part.get("restart", {}) for part in parts[rank::ranks] if part]
     for each in found:
@@ -114,7 +115,7 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
         own_data = found[0].get("data") if found else None
         restart["data"] = _position(common["data"], own_data)
         restart["logged"] = [state for each in found for state in each.get("logged", [])] or [
-            # a name whose values the ranks share is waiting for the next flush on all of them or on none
+            # a value that the ranks share waits for a flush on all of them or on none
             {
                 **state,
                 "total": None,
@@ -129,7 +130,7 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
         restart["metrics"], lost = _metrics([each.get("metrics", {}) for each in found], common["metrics"], module)
         _tell(common, count, ranks, lost)
     elif "sample_in_epoch" in ((common.get("data") or {}).get("loader") or ()):
-        # the loader knows which epoch comes next; litData's, with this entry elsewhere, refuses the end of an epoch
+        # this loader's state contains the next epoch; litData's, without this entry, cannot load the end of an epoch
         restart["data"] = _position(common["data"], None)
     if "window" in common:
         windows = [part["restart"] for part in parts if "window" in part.get("restart", {})]
@@ -150,7 +151,7 @@ def _position(data: Mapping[str, Any], own: Any) -> State:
 
 
 def _metrics(found: Sequence[Any], first: Mapping[str, Any], module: nn.Module) -> tuple[State, list[str]]:
-    """Return the states of the metric objects, and those of which only the first rank's can be taken over."""
+    """Return the states of the metric objects, and the names of those that are taken from the first rank alone."""
     there, states, lost = metrics_in(module), dict[str, Any](), list[str]()
     for place in first.keys() & there.keys():
         states[place], kept = merged_states(there[place], [each[place] for each in found if place in each])
@@ -187,10 +188,9 @@ def _window(parts: Sequence[Mapping[str, Any]], count: int, module: nn.Module, r
         module: the module.
         ranks: how many there are now.
     """
-    window = {**parts[0]["window"], "exchanged": False}
-    exchanged = parts[0]["window"].get(
-        "exchanged", False
-    )  # then every rank holds the means over all of them, or shards of them
+    window_of_first = parts[0]["window"]
+    window = {**window_of_first, "exchanged": False}
+    exchanged = window_of_first.get("exchanged", False)  # every rank holds the means over all ranks, or shards of them
     shares = [1 / count] * len(parts)
     if window["reference"] is not None:
         held = len(parts) if exchanged else 1
@@ -208,7 +208,7 @@ def _window(parts: Sequence[Mapping[str, Any]], count: int, module: nn.Module, r
             if not exchanged or name not in part.get("shards", ()):
                 sums[name] += gradient.to(sums[name]) * share
                 continue
-            if not gradient.numel():  # an empty shard has no place
+            if not gradient.numel():  # an empty shard has no offset
                 continue
             [at] = of_length(1, part["shards"].get(name), f"['shards'][{name!r}]")
             region = tuple(slice(start, start + size) for start, size in zip(at, gradient.shape, strict=True))

@@ -98,8 +98,8 @@ class TrainerView(LimitsView, RankFacts):
     _set_ckpt_path: str | Path | None = None
     _time_spent: TimeSpent | None = None
     _sampler: Sampler | None = None  # of the fit that runs
-    _launch: str = ""  # of the processes that were started for the fit; the record of the run has it
-    _saved_at_stop: Sequence[str] = ()  # checkpoints of the last fit, because it was asked to end
+    _launch: str = ""  # identifies the processes that were started for the fit, in the record of the run
+    _saved_at_stop: Sequence[str] = ()  # checkpoints of the last fit that were saved because it was asked to end
 
     fit_loop: Any = Familiar()
     validate_loop: Any = Familiar()
@@ -273,7 +273,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def goodput(self) -> float | None:
-        """The share of the wall time, over all runs of the training, that was training steps that count, from 0 to 1;
+        """The share of the wall time of all runs that was spent in training steps whose work was kept, from 0 to 1;
         ``None`` without a :class:`drivetrain.callbacks.GoodputMonitor`, or before it has a ledger.
         """
         monitor = next(iter(self._callbacks_like("GoodputMonitor")), None)
@@ -283,8 +283,8 @@ class TrainerView(LimitsView, RankFacts):
     @property
     def time_spent(self) -> TimeSpent | None:
         """How the running fit, or else the last one, has spent its wall time, and why it was slow; ``None`` before the
-        first fit, and with ``barebones=True``. On each rank it is that rank's time; rank 0 compares the ranks. The
-        processes that a strategy such as "ddp_fork" starts return it, and :attr:`history`, only if all of them finish.
+        first fit, and with ``barebones=True``. Each rank has its own, and rank 0's also compares the ranks. Processes
+        that a strategy such as "ddp_fork" has started return it, and :attr:`history`, only if all of them finish.
         """
         return self._time_spent if self._sampler is None else self._sampler.time_spent()
 
@@ -315,7 +315,7 @@ class TrainerView(LimitsView, RankFacts):
         """Return a ``matplotlib.figure.Figure`` with the curves of :attr:`history`, training and validation together.
 
         Args:
-            names: the names to draw; "loss" also stands for "train_loss" and "val_loss". None: all.
+            names: the names to draw; "loss" also draws "train_loss" and "val_loss". Without names: all.
 
         Raises:
             MissingPackageError: the package matplotlib is not installed.
@@ -434,9 +434,8 @@ class TrainerView(LimitsView, RankFacts):
         True if validation runs once per epoch, at its end, or never: then all metrics are known at the epoch's end.
         """
         interval = self.limits.val_check_interval
-        whole_epoch = (
-            isinstance(interval, float) and interval == 1.0 and not self.validates_last  # 1: every batch
-        )  # the int 1: each batch
+        # the int 1 would mean: validate after each batch
+        whole_epoch = isinstance(interval, float) and interval == 1.0 and not self.validates_last
         return not self.enable_validation or (whole_epoch and self.limits.check_val_every_n_epoch == 1)
 
     @property

@@ -8,7 +8,6 @@ running metrics, and the states of the loaders and their workers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.base.lazy import on_first_use
@@ -32,8 +31,8 @@ State = dict[str, Any]
 Trainer = Any  # not imported: the class's module imports this file
 
 _OWN = ("rng", "restart", "rank_state")
-# Keys of ``restart`` that are equal on every rank.
 _OF_THE_WINDOW = frozenset({"callbacks", "buffers", "precision", "rank_state"})
+# Keys of ``restart`` that are equal on every rank.
 _SHARED = frozenset({"samples", "data_ranks", "divided_from", "exact", "settled", "cut_off", "ahead", "loaders"})
 
 
@@ -57,41 +56,6 @@ def of_ended_fit(run: Run | None, strategy: Strategy) -> list[State]:
     return strategy.world.gather_objects(part)
 
 
-def meet(strategy: Strategy) -> None:
-    """Wait for all ranks before a save; an error reports a rank that has not called ``save_checkpoint``.
-
-    A save is a series of collectives. Some collectives are torch's own; in those, a rank would wait until the timeout
-    for a rank that calls something else.
-    """
-    if strategy.world.store is not None:
-        strategy.world.barrier("trainer.save_checkpoint")
-
-
-def save(
-    strategy: Strategy,
-    state: Mapping[str, Any],
-    path: str | Path,
-    weights_only: bool = False,
-    options: Any = None,
-    waits: bool = True,
-) -> None:
-    """Write this rank's checkpoint ``state`` to ``path`` and the rank file beside it; every rank must call it.
-
-    Args:
-        strategy: the strategy that writes.
-        state: a result of ``checkpoint.dump``.
-        path: the path of the main file, which rank 0 writes last.
-        weights_only: write no rank files.
-        options: options for the store.
-        waits: wait until the checkpoint is durable; otherwise, with one process, the store may still be writing it.
-
-    Raises:
-        CheckpointError: a rank could not write its file; raised on every rank, and the previous files are unchanged.
-    """
-    part = None if weights_only else own_part(state)
-    rank_files.save(strategy, state, part, path, options, waits=waits)
-
-
 def own_part(state: Mapping[str, Any]) -> State:
     """Return the part of this rank's checkpoint ``state`` that other ranks do not have."""
     part = {key: state[key] for key in _OWN if key in state}
@@ -101,8 +65,8 @@ def own_part(state: Mapping[str, Any]) -> State:
 
 
 def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_only: bool | None) -> list[State]:
-    """Return a list with an entry per rank that has saved; filled are those that this rank needs. Every rank must call
-    it.
+    """Return a list with one entry for each rank that has saved; entries that this rank does not need are empty. Every
+    rank must call it.
 
     If a file is missing or damaged and the run can do without it, its entry has rank 0's part and this process's
     present random state; with another number of ranks it is empty.
@@ -121,9 +85,8 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
     parts: list[State] = [{} for _ in range(rank_files.saved_by(listed))]
     as_many, failure = len(parts) == strategy.world_size, None
     main = {key: checkpoint[key] for key in _OWN if key in checkpoint}
-    for rank in (
-        read_by(checkpoint, strategy.global_rank, strategy.world_size) if as_many or is_inside(checkpoint) else ()
-    ):
+    needed = as_many or is_inside(checkpoint)
+    for rank in read_by(checkpoint, strategy.global_rank, strategy.world_size) if needed else ():
         if rank == 0:
             parts[0] = main
             continue

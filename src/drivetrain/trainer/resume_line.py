@@ -24,24 +24,24 @@ _SETTINGS = (
 
 
 def circumstances(trainer: Any) -> dict[str, str]:
-    """Return, by name, what a run that resumes may have otherwise, with other numbers as the consequence.
+    """Return, by name, the conditions of this run on which its numbers depend, and which a resumed run may change.
 
     Arguments that have their default are left out.
     """
     strategy = trainer.strategy
-    given = {name: text_of(getattr(trainer.settings, name)) for name in _SETTINGS}
+    given, defaults = _texts(trainer.settings), _texts(Settings)
     return {
         "torch": str(torch.__version__),
         "device": strategy.root_device.type,
         "processes": str(strategy.world_size),
         "strategy": type(strategy).__name__,
         "precision": str(strategy.precision_plugin.precision),
-        **{name: text for name, text in given.items() if text != _default(name)},
+        **{name: text for name, text in given.items() if text != defaults[name]},
     }
 
 
-def _default(name: str) -> str:
-    return text_of(getattr(Settings, name))
+def _texts(settings: Any) -> dict[str, str]:
+    return {name: text_of(getattr(settings, name)) for name in _SETTINGS}
 
 
 def tell(trainer: Any, checkpoint: Mapping[str, Any], path: str, done: str) -> None:
@@ -60,8 +60,7 @@ def tell(trainer: Any, checkpoint: Mapping[str, Any], path: str, done: str) -> N
     if not isinstance(then, Mapping):
         then = {}
     now = circumstances(trainer) if then else {}
-    defaults = {name: _default(name) for name in _SETTINGS}
-    then, now = ({**each, **{name: each.get(name, defaults[name]) for name in defaults}} for each in (then, now))
+    then, now = ({**each, **_texts(Settings), **each} for each in (then, now))
     others = ", ".join(
         f"{name} {now[name]} (was {then[name]})" for name in now if then.get(name, now[name]) != now[name]
     )

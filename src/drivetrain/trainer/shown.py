@@ -62,7 +62,7 @@ def shown(
         shown_in = progress.slot
         if shown_in is not own:
             own[:] = shown_in[: len(own)]
-            if len(shown_in) > len(own):  # a sheet of the board
+            if len(shown_in) > len(own):  # a sheet of the launching process
                 shown_in[STALL] = 0
             progress.show_in(own)
 

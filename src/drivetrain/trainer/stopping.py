@@ -99,7 +99,7 @@ def end_of_epoch(trainer: Trainer, refused: str | None, weights: Any) -> str:
 
 
 def why_ended(trainer: Trainer) -> tuple[str, str]:
-    """Return why the fit has ended, and how to let it continue, after "To train on"."""
+    """Return why the fit has ended, and how to let it continue, as the words after "To train on"."""
     progress, limits = trainer.progress, trainer.limits
     for name, reached in (("max_steps", progress.global_step), ("max_epochs", progress.current_epoch)):
         if reached >= (limit := getattr(limits, name)):

@@ -19,7 +19,7 @@ def torch_switches(settings: Settings, training: bool) -> Iterator[None]:
     """Context in which torch's switches are set as in the settings; they are restored afterwards."""
     with ExitStack() as stack:
         if settings.deterministic is not None:
-            stack.enter_context(_deterministic(settings.deterministic))
+            _use_deterministic(settings.deterministic, stack)
         benchmark = settings.benchmark
         if benchmark is None and settings.deterministic:
             benchmark = False  # benchmarking chooses algorithms by measured times, which is not deterministic
@@ -48,18 +48,11 @@ def interrupts_ignored() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def _deterministic(mode: bool | Literal["warn"]) -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    # cuBLAS reads this variable when a handle is created, and is not deterministic without it
-    name = "CUBLAS_WORKSPACE_CONFIG"
-    workspace = os.environ.get(name)
+def _use_deterministic(mode: bool | Literal["warn"], stack: ExitStack) -> None:
+    before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    stack.callback(torch.use_deterministic_algorithms, before, warn_only=warns)
     torch.use_deterministic_algorithms(bool(mode), warn_only=mode == "warn")
-    if mode:
-        os.environ.setdefault(name, ":4096:8")
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        if workspace is None:
-            os.environ.pop(name, None)
+    # cuBLAS reads this variable when a handle is created, and is not deterministic without it
+    if mode and (name := "CUBLAS_WORKSPACE_CONFIG") not in os.environ:
+        os.environ[name] = ":4096:8"
+        stack.callback(os.environ.pop, name, None)

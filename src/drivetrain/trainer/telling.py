@@ -100,8 +100,9 @@ def _keyed(trainer: Any) -> list[tuple[str, Any]]:
 
 
 def continue_numbered_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, path: str) -> None:
-    """Let loggers that number their runs continue those that saved the checkpoint at ``path``, the newest one of this
-    program; ``checkpoint``: its entries, or ``None`` if they cannot be read yet.
+    """Let loggers that number their runs continue the runs in which the checkpoint at ``path`` was saved.
+
+    It is the newest of this program. ``checkpoint``: its entries; ``None``: they cannot be read yet.
     """
     states = {} if checkpoint is None else checkpoint.get("loggers", {})
     for key, logger in _keyed(trainer):

@@ -6,7 +6,7 @@ import functools
 import inspect
 import signal
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
@@ -62,7 +62,7 @@ with on_first_use:
     from drivetrain.advice import error_notes, overlooked
     from drivetrain.base import configs, notebook
     from drivetrain.loops import stop
-    from drivetrain.trainer import attach, checkpoint, compiling, last, life, precision_checks, switches
+    from drivetrain.trainer import attach, checkpoint, compiling, last, life, precision_checks, stopping, switches
     from drivetrain.trainer import job as jobs
     from drivetrain.trainer import shown as told
 
@@ -197,7 +197,8 @@ class Trainer(TrainerView):
         self.engine.stall_timeout_s = None  # a Trainer lets a process watch each run, not the complete program
         self.engine.launcher.stop_timeout_s = self.settings.stop_timeout_s
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
-        self._failed_loggers, self.ranks_of_job = list[Any](), list[dict[str, Any]]()  # the second: see Outcome.ranks
+        self._failed_loggers = list[Any]()
+        self.ranks_of_job = list[dict[str, Any]]()  # see Outcome.ranks
         self._program: dict[str, str] = {}  # digests of the newest fit: see last.py; set last, for __setattr__
 
     # ---- entry points --------------------------------------------------------------------------------------------
@@ -262,7 +263,8 @@ class Trainer(TrainerView):
             One dictionary of metrics per loader.
         """
         _check_unknown(TrainerFn.VALIDATING, unknown)
-        return self._evaluate(TrainerFn.VALIDATING, model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+        job = self._evaluation(TrainerFn.VALIDATING, model, dataloaders, datamodule, ckpt_path, weights_only)
+        return self._run_and_show(job, verbose)
 
     @accepts_no_more
     def test(
@@ -277,7 +279,8 @@ class Trainer(TrainerView):
     ) -> list[dict[str, float]]:
         """Run one pass over the test loaders, with the arguments of :meth:`validate`."""
         _check_unknown(TrainerFn.TESTING, unknown)
-        return self._evaluate(TrainerFn.TESTING, model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+        job = self._evaluation(TrainerFn.TESTING, model, dataloaders, datamodule, ckpt_path, weights_only)
+        return self._run_and_show(job, verbose)
 
     @accepts_no_more
     def predict(
@@ -296,18 +299,17 @@ class Trainer(TrainerView):
             model: the module that predicts; ``None``: the model of the last run, with its best checkpoint.
             dataloaders: the loader or a list of loaders; ``None``: the datamodule's, or else the model's.
             datamodule: the source of the data, instead of loaders.
-            return_predictions: False keeps no predictions, for a callback that writes them; ``None``: True. ckpt_path,
-            weights_only: as in :meth:`validate`.
+            return_predictions: False keeps no predictions, for a callback that writes them; ``None``: True.
+            ckpt_path, weights_only: as in :meth:`validate`.
 
         Returns:
             One output per batch; with several loaders, a list of outputs for each. Empty with
             ``return_predictions=False``.
         """
         _check_unknown(TrainerFn.PREDICTING, unknown)
-        fn = TrainerFn.PREDICTING
-        model, ckpt_path = self._model_or_last(fn, model, ckpt_path)
+        job = self._evaluation(TrainerFn.PREDICTING, model, dataloaders, datamodule, ckpt_path, weights_only)
         self.predictions = Predictions(keeps=return_predictions is not False)
-        return self.run_job(self._job(fn, model, {fn.value: dataloaders}, datamodule, ckpt_path, weights_only))
+        return self.run_job(job)
 
     def save_checkpoint(
         self,
@@ -354,35 +356,32 @@ class Trainer(TrainerView):
 
     # ---- a run ---------------------------------------------------------------------------------------------------
 
-    def _evaluate(
+    def _run_and_show(self, job: jobs.Job, verbose: bool) -> list[dict[str, float]]:
+        results = self.run_job(job)
+        if verbose:
+            load("drivetrain.trainer.telling:show")(self, job.fn.value, results)
+        return results
+
+    def _evaluation(
         self,
         fn: TrainerFn,
         model: LightningModule | None,
         dataloaders: Any,
-        ckpt_path: str | Path | None,
-        verbose: bool,
         datamodule: LightningDataModule | None,
+        ckpt_path: str | Path | None,
         weights_only: bool | None,
-    ) -> list[dict[str, float]]:
-        model, ckpt_path = self._model_or_last(fn, model, ckpt_path)
-        results = self.run_job(self._job(fn, model, {fn.value: dataloaders}, datamodule, ckpt_path, weights_only))
-        if verbose:
-            load("drivetrain.trainer.telling:show")(self, fn.value, results)
-        return results
-
-    def _model_or_last(
-        self, fn: TrainerFn, model: LightningModule | None, ckpt_path: str | Path | None
-    ) -> tuple[LightningModule, str | Path | None]:
-        if model is not None:
-            return model, ckpt_path
-        if self.lightning_module is None:
-            raise WrongTypeError(
-                f"trainer.{fn.value}() has no model, and none was run before. Write trainer.{fn.value}(model)."
-            )
-        best: str = getattr(self.checkpoint_callback, "best_model_path", "")
-        if ckpt_path is None and self._set_ckpt_path is None and best:
-            ckpt_path = "best"
-        return self.lightning_module, ckpt_path
+    ) -> jobs.Job:
+        """Return the job of an evaluation; without a ``model``, that of the last run with its best checkpoint."""
+        if model is None:
+            model = self.lightning_module
+            if model is None:
+                raise WrongTypeError(
+                    f"trainer.{fn.value}() has no model, and none was run before. Write trainer.{fn.value}(model)."
+                )
+            best: str = getattr(self.checkpoint_callback, "best_model_path", "")
+            if ckpt_path is None and self._set_ckpt_path is None and best:
+                ckpt_path = "best"
+        return self._job(fn, model, {fn.value: dataloaders}, datamodule, ckpt_path, weights_only)
 
     def _passed_or_set(self, fn: TrainerFn, ckpt_path: str | Path | None) -> str | Path | None:
         """Return ``ckpt_path``, or the value that was set as ``trainer.ckpt_path``."""
@@ -452,7 +451,7 @@ class Trainer(TrainerView):
                         run = life.set_up(self, job, life.connect(self, job))
                         loop = life.loop_of(self, job.fn, run)
                         wraps = overrides(self.strategy, "run", Strategy)
-                        with life.stoppable(self, job.fn, run):
+                        with stopping.stoppable(self, run) if fits else nullcontext():
                             results = (self.strategy.run(loop) if wraps else loop()) or []
                         life.tear_down(self, job.fn)
             except KeyboardInterrupt as interrupt:

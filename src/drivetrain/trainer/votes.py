@@ -35,7 +35,7 @@ def votes_of(trainer: Any) -> Vote:
     exception.
     """
     world = trainer.strategy.world
-    if (store := world.store) is None:
+    if world.size == 1 or (store := world.store) is None:
         return lambda phase: nullcontext()
     key = f"drivetrain/vote/{waiting.number_run()}"
     return lambda phase: _voting(store, world, key, phase, trainer.progress)

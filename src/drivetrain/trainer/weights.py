@@ -86,7 +86,7 @@ def restore_outside_of_fit(trainer: Any, checkpoint: dict[str, Any]) -> None:
     """Call ``on_load_checkpoint`` and ``load_state_dict`` of the user's callbacks in a run that is not a fit.
 
     For example, a callback that keeps averaged weights needs them for a test. Drivetrain's own callbacks are skipped,
-    because they only restore_callbacks the state of a fit: counters, and the files that it has written.
+    because their states describe a fit: its counters, and the files that it has written.
     """
     for callback in trainer.callbacks:
         if _is_of_program(callback, "on_load_checkpoint"):

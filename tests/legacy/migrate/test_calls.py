@@ -133,7 +133,7 @@ def test_a_class_that_only_extends_the_trainer_takes_its_arguments() -> None:
 
 def test_defaults_of_a_command_line_are_looked_at() -> None:
     text = "import drivetrain.cli as c\nc.LightningCLI(N, trainer_defaults={\n  'gpus': 1, 'max_epochs': 2})\n"
-    assert left(text) == [(3, 'left: trainer_defaults={"gpus": ...}: see what docs/legacy.md says of it')]
+    assert left(text) == [(3, 'left: trainer_defaults={"gpus": ...}: see docs/legacy.md')]
 
 
 def test_the_command_line_of_its_time_differs() -> None:

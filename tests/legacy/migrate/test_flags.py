@@ -93,7 +93,7 @@ def test_what_needs_a_person_is_reported_and_stays(before: str) -> None:
 
 DIFFERS = {
     "max_epochs=1, weights_summary=None": 'takes a GPU today if there is one: write accelerator="cpu"',
-    "gpus=2": 'write strategy="ddp_spawn" for what they were',
+    "gpus=2": 'write strategy="ddp_spawn" to spawn them',
     "accelerator='cpu', devices=2": "padded_evaluation in docs/compat.md",
     "accumulate_grad_batches=n": "undersized_windows in docs/compat.md",
 }

@@ -99,9 +99,7 @@ def _rewrite_object(bindings: Bindings, node: ast.Call, today: Today) -> None:
     for keyword in (each for each in node.keywords if each.arg == "trainer_defaults"):
         for key in keyword.value.keys if isinstance(keyword.value, ast.Dict) else []:
             if isinstance(key, ast.Constant) and key.value in FLAGS.keys() - PRESENT:
-                bindings.source.left(
-                    key, f'trainer_defaults={{"{key.value}": ...}}: see what docs/legacy.md says of it'
-                )
+                bindings.source.left(key, f'trainer_defaults={{"{key.value}": ...}}: see docs/legacy.md')
     if today.name == "LightningCLI" and bindings.is_of_version_1:
         bindings.source.differs(node, "LightningCLI has subcommands: write fit before the options of the command line")
 

@@ -1,4 +1,4 @@
-"""A configuration of LightningCLI in YAML, of which the paths of Lightning's classes are rewritten and nothing else."""
+"""Rewrite the paths of Lightning's classes in a YAML configuration of LightningCLI, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VALUE = re.compile(
     r"(?=[ \t]*(?:[#,\]}\r\n]|\Z))",
     re.MULTILINE,
 )
-"""A value that is a dotted path alone: what "class_path:", "logger:" or an entry of a list may be."""
+"""A value that is only a dotted path, as after "class_path:" or "logger:", or in a list."""
 
 
 class Configuration:

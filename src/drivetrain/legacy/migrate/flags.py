@@ -83,14 +83,14 @@ class _Call:
         if self.bindings.is_of_version_1 and not _HARDWARE & {keyword.arg for keyword in self.call.keywords}:
             self.source.differs(
                 self.call, "Trainer(...) without gpus= trained on the CPU, and takes a GPU today if there is one: "
-                'write accelerator="cpu" to stay there',
+                'write accelerator="cpu" to stay on the CPU',
             )  # fmt: skip
         several = [values.get(name) for name in ("gpus", "num_processes", "devices")]
         if any(type(value) is int and value > 1 for value in several):
             if self.bindings.is_of_version_1 and not {"distributed_backend", "accelerator", "strategy"} & values.keys():
                 self.source.differs(
-                    self.call, 'several devices were spawned processes, and are strategy="ddp" today: write '
-                    'strategy="ddp_spawn" for what they were',
+                    self.call, 'several devices were spawned processes, and mean strategy="ddp" today: write '
+                    'strategy="ddp_spawn" to spawn them',
                 )  # fmt: skip
             self.source.differs(
                 self.call, "several processes evaluate each sample once, also where the samples do not divide: "

@@ -12,7 +12,7 @@ from drivetrain.legacy.migrate.source import Source
 from drivetrain.legacy.v1_3 import flags, hooks
 
 EARLIER = "1.3"
-"""The generation whose meaning names have in a program of version 1, if the user does not say which it is."""
+"""The generation that gives names in a program of version 1 their meaning, unless the user passes one."""
 
 
 def migrate(name: str, content: bytes, generation: str = "") -> Source:

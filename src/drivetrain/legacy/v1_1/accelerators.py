@@ -21,7 +21,7 @@ _LATE = ("trainer", "nprocs")
 
 
 class _LateBound(type):
-    """The metaclass of accelerators: required constructor arguments may be left out, and are set later."""
+    """The metaclass of accelerators: the Trainer sets required constructor arguments that a program leaves out."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]

@@ -28,7 +28,7 @@ BACKENDS: dict[str, type[Accelerator]] = {
     "ddp_cpu": named.DDPCPUSpawnAccelerator, "ddp_spawn": named.DDPSpawnAccelerator,
     "horovod": named.HorovodAccelerator,
 }  # fmt: skip
-"""The accelerators by what ``distributed_backend`` and ``accelerator`` were given."""
+"""The accelerators, by the values of ``distributed_backend`` and ``accelerator``."""
 
 
 def translated(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _devices(flags: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if "devices" in flags:
         return "auto", {"devices": flags["devices"]}
     processes = flags["num_processes"]
-    return "cpu", {} if processes == 1 else {"devices": processes}  # the number that a cluster has started, or one
+    return "cpu", {} if processes == 1 else {"devices": processes}  # with 1, the cluster's number, or one
 
 
 def _class_of(given: Any, hardware: str, several: bool) -> type[Accelerator]:

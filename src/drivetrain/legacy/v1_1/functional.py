@@ -48,7 +48,7 @@ def fbeta(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -
 
 
 def _scored(today: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a present function of scores: if the caller does not give the number of classes, the scores' shape does."""
+    """Wrap a present function of scores: the shape of the scores is the default for the number of classes."""
     classified = _classified(today)
 
     def call(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Plugins of the 1.1 generation: how DDP wraps the model, and the names of two precisions."""
+"""Plugins of the 1.1 generation: the plugins that wrap the model in DDP, and two for mixed precision."""
 
 from __future__ import annotations
 

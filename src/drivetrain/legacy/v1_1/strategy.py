@@ -76,7 +76,7 @@ class Driven(Stepped):
         if self.loop is None:
             name = type(self.source).__name__
             raise ConfigurationError(
-                f"{name}.train() runs what a Trainer has begun, and none has. Write "
+                f"{name}.train() continues a run of a Trainer, and no Trainer has started one. Write "
                 f"Trainer(accelerator={name}()).fit(model)."
             )
         return self.loop()

@@ -11,7 +11,7 @@ _STEPS = ("training_step", "validation_step", "test_step")
 
 
 class _RunsSteps:
-    """Precedes a wrapper's class: in a step of the accelerator, calling the wrapper runs that step of the module.
+    """Mixin for a wrapper's class: in a step of the accelerator, calling the wrapper runs that step of the module.
 
     It also has the module's steps as methods. Both go through the wrapper, as a forward pass.
     """

@@ -16,7 +16,7 @@ _STAGES = ("fit", "validate", "test", "predict")
 class _DoneOnce(drivetrain.module.datamodule.LightningDataModule):
     """``prepare_data``, and ``setup`` and ``teardown`` for each stage, run once per data module.
 
-    So the Trainer does not repeat a random split that the program has already made. ``has_prepared_data``,
+    The Trainer therefore does not repeat a random split that the program has already made. ``has_prepared_data``,
     ``has_setup_fit``, ``has_teardown_test`` and so on tell what has run.
     """
 

@@ -40,7 +40,7 @@ class EpochEnds(Callback):
         call_all(trainer, "on_epoch_start")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        # a Trainer of that time counts windows, however many steps the optimizers make in one
+        # earlier Trainers count one step per window, however many steps the optimizers make in it
         if trainer.validates_last and trainer.current_run.window.batches_done == 0:
             trainer.progress.count_once()
         takes_outputs = getattr(pl_module.on_train_epoch_end, "takes_outputs", False)

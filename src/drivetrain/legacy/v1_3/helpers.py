@@ -1,4 +1,4 @@
-"""Names of ``pytorch_lightning.utilities`` and ``core.memory`` that programs of the 1.x generations import."""
+"""Names in ``pytorch_lightning.utilities`` and ``core.memory`` that programs for Lightning 1.x import."""
 
 from __future__ import annotations
 

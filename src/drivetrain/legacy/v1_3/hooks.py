@@ -62,7 +62,7 @@ def adapt(cls: type, hooks: Mapping[str, tuple[str, str]]) -> None:
 
 
 def adapted(method: Callable[..., Any], today: str, then: str) -> Callable[..., Any]:
-    """Return ``method``, whose first parameter is ``self``, or a function that calls it with the earlier arguments."""
+    """Return ``method``, or a function that calls it with the earlier arguments; its first parameter is ``self``."""
     if _is_of_that_time(method, today.split(), then.split()):
         return _adapted(method, today.split(), then.split())
     return method
@@ -100,7 +100,7 @@ def _adapted(method: Callable[..., Any], today: list[str], then: list[str]) -> C
 
 
 _STATES = "states_of_callbacks"
-"""The key of a checkpoint under which the states of such callbacks are."""
+"""The checkpoint key of the states of such callbacks."""
 
 
 def adapt_states(cls: type) -> None:

@@ -1,4 +1,4 @@
-"""In generations 1.x, a name logged per step and per epoch has the value of the last step."""
+"""In Lightning 1.x, a name logged per step and per epoch has the value of the last step when the epoch ends."""
 
 from __future__ import annotations
 

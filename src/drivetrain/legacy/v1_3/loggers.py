@@ -40,7 +40,7 @@ class LoggerCollection(Logger):
 
     @property
     def experiment(self) -> list[Any]:
-        """The loggers' own experiment objects."""
+        """The ``experiment`` of each logger."""
         return [logger.experiment for logger in self]
 
     @property

@@ -1,4 +1,4 @@
-"""``pytorch_lightning.metrics``: the metrics of torchmetrics, which continued them."""
+"""``pytorch_lightning.metrics``: the metrics of torchmetrics, their successor."""
 
 from __future__ import annotations
 

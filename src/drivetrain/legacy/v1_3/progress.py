@@ -1,4 +1,4 @@
-"""Progress bars whose hooks had further arguments, and which counted the batches."""
+"""Progress bars of the 1.3 generation, whose hooks have further arguments and which count batches."""
 
 from __future__ import annotations
 

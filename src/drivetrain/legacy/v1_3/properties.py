@@ -36,7 +36,7 @@ _EPOCH_OVER = (Phase.BETWEEN_EPOCHS, Phase.TRAIN_END, Phase.NONE)
 
 
 class Asked(drivetrain.trainer.trainer.Trainer):
-    """The position of the run, its parts, and the flags as passed."""
+    """Properties for the position of the run, for its parts, and for the flags as they were passed."""
 
     def _is_on(self, kind: str) -> bool:
         return self.strategy.root_device.type == kind

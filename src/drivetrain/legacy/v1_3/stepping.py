@@ -83,7 +83,7 @@ class Stepped(Adapted):
 
     def bind_step(self, parts: StepParts) -> OwnStep | None:
         step = bind_step(self, parts)
-        # With several optimizers the step calls all hooks; any other own step calls those of the present strategy.
+        # A step of several optimizers calls every hook; any other step calls the hooks that the present strategy calls.
         self.facts = self.facts.but(honoured_hooks=type(self).facts.honoured_hooks if step is None else "all")
         return step or cast("OwnStep | None", self.usual.bind_step(parts))
 

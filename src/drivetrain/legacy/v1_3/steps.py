@@ -96,7 +96,7 @@ class _Once:
         self.stepped = self.parts.optimizer_step(self.optimizer)
 
     def _by_module(self, batch: Any) -> None:
-        """Call the module's ``optimizer_step``, whose ``optimizer.step(closure=closure)`` calls back here."""
+        """Call the module's ``optimizer_step``; its ``optimizer.step(closure=closure)`` calls ``take_step`` below."""
         run = self.strategy.trainer.current_run
         handle = run.optimizers.handles[self.number]
 

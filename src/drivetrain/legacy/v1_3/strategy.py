@@ -46,7 +46,7 @@ class Composed(Stepped):
         self.source.setup(trainer, self.lightning_module)
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Let the accelerator create them: called by the Trainer if the accelerator's ``setup`` has not."""
+        """Let the accelerator create the optimizers; the Trainer calls this if ``setup`` has not created them."""
         if self.source.setup_optimizers_in_pre_dispatch:
             self.pre_dispatch(trainer)
         else:

@@ -59,7 +59,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
                 getattr(callback, hook)(self)
 
     def _of_that_time(self, callback: Any, given: Sequence[Any]) -> Any:
-        """Return a default callback with its earlier class; one that was passed is not changed."""
+        """Replace a default callback by one of its earlier class; return a passed callback unchanged."""
         if type(callback) is not drivetrain.callbacks.ModelCheckpoint or any(each is callback for each in given):
             return callback
         folder = self._flags["weights_save_path"]
@@ -249,7 +249,7 @@ class Trainer(FlaggedTrainer):
 
 
 def _renamed(call: str, then: str, given: Any, today: str, loaders: Any) -> Any:
-    """Return the argument of this name, or what was given under its earlier name, with a warning."""
+    """Return the argument ``today``, or with a warning the value passed under its earlier name ``then``."""
     if given is None:
         return loaders
     warn_deprecated(f"trainer.{call}({then}=...)", f"trainer.{call}(model, {today}=...)")
@@ -257,7 +257,7 @@ def _renamed(call: str, then: str, given: Any, today: str, loaders: Any) -> Any:
 
 
 def _has_nothing_to_do(model: Any, call: str, step: str) -> bool:
-    """Whether ``model`` lacks the step of an evaluation. This was a warning; a misspelt step is an error."""
+    """Whether ``model`` lacks the step of an evaluation. Warn if so, as 1.3 did; a misspelt step is an error later."""
     if not isinstance(model, LightningModule) or overrides(model, step, LightningModule):
         return False
     if next(near_misses(type(model), LightningModule, [step], alike=0.8), None) is not None:

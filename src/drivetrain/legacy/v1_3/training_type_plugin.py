@@ -24,7 +24,7 @@ NEVER_USED = frozenset({
     "restore_model_state_from_ckpt_path", "rpc_enabled", "set_world_ranks", "setup_distributed",
     "transfer_distrib_spawn_state_on_fit_end", "update_global_step", "world_size",
 })  # fmt: skip
-"""Members that plugins of that time had, and whose work today's strategy does by itself."""
+"""Members of earlier plugins whose work the present strategy does itself."""
 
 
 def _runs(step: str) -> Any:
@@ -38,7 +38,7 @@ def _runs(step: str) -> Any:
 
 
 class TrainingTypePlugin(OfAccelerator, AsksStrategy):
-    """Spreads a model over devices; the base of all such plugins: a subclass may override any method.
+    """Base of the plugins that spread a model over devices: a subclass may override any method.
 
     Attributes:
         strategy_name: the registered name of the present strategy.
@@ -193,8 +193,8 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
         super().__init_subclass__(**kwargs)
         if (ignored := sorted(NEVER_USED & vars(cls).keys())) and not is_own_class(cls):
             rank_zero_warn(
-                f"{cls.__name__} overrides {', '.join(ignored)}, which is never used: today's strategy knows and does "
-                "this by itself. Override setup_environment, init_ddp_connection or configure_ddp, or pass a "
+                f"{cls.__name__} overrides {', '.join(ignored)}, which is never used: the present strategy does "
+                "this itself. Override setup_environment, init_ddp_connection or configure_ddp, or pass a "
                 "cluster environment."
             )
 

@@ -1,4 +1,4 @@
-"""The checks for cluster environments, which answer for each of two ranks from its variables."""
+"""The checks for cluster environments: what they answer with the environment variables of each of two ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CLUSTERS = tables(__file__, "clusters.ini")
 
 
 def _known(name: str) -> dict[str, str]:
-    """Return what the cluster of a registered name sets for each of two processes; for other classes torchrun."""
+    """Return the variables that a registered cluster sets for each of two processes; for other classes torchrun's."""
     own = dict(_CLUSTERS.get(name, _CLUSTERS["torchrun"]))
     return {**(_known(own.pop("with")) if "with" in own else {}), **own}
 
@@ -37,7 +37,7 @@ def _variables(part: Part) -> list[dict[str, str]]:
 
 @contextmanager
 def _rank(part: Part, variables: Mapping[str, str]) -> Iterator[Any]:
-    """Context with the environment of a rank, in which this process has only these variables and a few of its own."""
+    """Context in which this process has only the variables of a rank and a few of its own; yield the environment."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     os.environ.clear()
     os.environ.update({**kept, **variables})
@@ -72,7 +72,7 @@ def try_it(part: Part) -> None:
 
 
 def answers_have_their_types(part: Part) -> None:
-    """Ranks, sizes and the port are ints, the address is a text that is not empty, and ranks are within their sizes."""
+    """Ranks, sizes and the port are ints, the address is a non-empty str, and ranks are within their sizes."""
     for each in _all(part):
         for name, value in each.items():
             same(type(value), str if name == "main_address" else int, f"type of {name}, {value!r}")
@@ -113,7 +113,7 @@ def answers_stay_the_same(part: Part) -> None:
 
 
 def the_numbers_of_the_first_process_are_kept(part: Part) -> None:
-    """set_world_size and set_global_rank count where this process starts the others, and else are ignored."""
+    """set_world_size and set_global_rank take effect if this process starts the others; else they are ignored."""
     with _rank(part, _variables(part)[0]) as environment:
         started_here, before = not environment.creates_processes_externally, _answers(environment)
         environment.set_world_size(3)

@@ -33,7 +33,7 @@ _RESULT, _RANK = "result.json", "rank-{}.json"
 
 
 def program(file: str) -> None:
-    """Launch what ``file`` describes, and write down what came back."""
+    """Launch the job that ``file`` describes, and write a report of its result."""
     part, scenario, folder = pickle.loads(Path(file).read_bytes())
     cls, registered = part.found
     launcher = cls.for_job(detect()[0], _SIZE, 1, [HOST] * _SIZE, **registered, **part.arguments)
@@ -52,7 +52,7 @@ def program(file: str) -> None:
 
 
 def _noted(folder: str) -> int:
-    """Write down which rank this process is; return it."""
+    """Write a report of the rank of this process; return the rank."""
     environment = detect()[0]
     rank = environment.global_rank()
     with Path(folder, _RANK.format(rank)).open("a") as file:
@@ -65,7 +65,7 @@ def _noted(folder: str) -> int:
 
 
 def reports(folder: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Meet the other ranks, and return what they have."""
+    """Sum a tensor over the ranks, and return the result."""
     rank = _noted(folder)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(_SIZE))
     total = torch.tensor([float(rank + 1)])
@@ -101,7 +101,7 @@ def _wait_for_rank_0(folder: str) -> None:
 
 @dataclasses.dataclass
 class _Ended:
-    """How a program ended: its exit code, what it printed, what it and its ranks wrote down."""
+    """The end of a program: its exit code, its output, and the reports that it and its ranks wrote."""
 
     code: int
     printed: str

@@ -16,6 +16,7 @@ from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.stateful import is_stateful
 from drivetrain.module.module import LightningModule
+from drivetrain.testing._regression import QUIET, Saves
 from drivetrain.testing.checks import CannotTryError, Part, Skipped, is_true, same
 from drivetrain.trainer.trainer import Trainer
 
@@ -26,7 +27,7 @@ _OF_TORCH = {"dataset": list(range(22)), "batch_size": 4, "shuffle": True}
 
 
 def _make(part: Part, seed: int = 0) -> Any:
-    """Return a loader; one with a parameter ``dataset`` that is not given gets 22 numbers in shuffled batches."""
+    """Return a loader; its parameter ``dataset``, if the user has not set it, is 22 numbers in shuffled batches."""
     torch.manual_seed(seed)
     return part.make(**{} if "dataset" in part.arguments else _OF_TORCH)
 
@@ -146,7 +147,7 @@ def a_stopped_fit_sees_the_remaining_batches(part: Part) -> None:
     length = len(_pass(_make(part)))
     for at in (1, length, length + 1):
         file = part.folder / f"{at}.ckpt"
-        whole = _fit(_make(part), length, [_Saves(file, at)])
+        whole = _fit(_make(part), length, [Saves(file, at)])
         rest = _fit(_make(part, seed=1), length, [], file)
         is_true(len(whole) == 2 * length, f"two epochs have {len(whole)} batches, and a pass has {length}")
         same(rest, whole[at:], f"batches of the fit that is resumed after {at} of {2 * length} batches")
@@ -155,10 +156,9 @@ def a_stopped_fit_sees_the_remaining_batches(part: Part) -> None:
 def _fit(loader: Any, batches: int, callbacks: list[Callback], ckpt_path: Path | None = None) -> list[Any]:
     """Return the batches of a fit over two epochs, of at most ``batches`` each."""
     module = _Reads()
-    Trainer(
-        accelerator="cpu", devices=1, max_epochs=2, limit_train_batches=batches, logger=False, callbacks=callbacks,
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-    ).fit(module, loader, ckpt_path=ckpt_path)  # fmt: skip
+    Trainer(accelerator="cpu", devices=1, max_epochs=2, limit_train_batches=batches, callbacks=callbacks, **QUIET).fit(
+        module, loader, ckpt_path=ckpt_path
+    )
     return module.seen
 
 
@@ -176,12 +176,3 @@ class _Reads(LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class _Saves(Callback):
-    def __init__(self, file: Path, at: int) -> None:
-        self.file, self.at = file, at
-
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        if trainer.global_step == self.at:
-            trainer.save_checkpoint(self.file)

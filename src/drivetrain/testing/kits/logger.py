@@ -45,7 +45,7 @@ def try_it(part: Part) -> None:
 
 
 def a_run_has_a_name_and_a_version(part: Part) -> None:
-    """name is a text or None, and version a text, an int or None; reading both, and the folders, writes no file."""
+    """name is a str or None, and version a str, an int or None; reading both, and the folders, writes no file."""
     logger = _make(part)
     is_true(isinstance(logger.name, (str, type(None))), f"name is {logger.name!r}")
     is_true(isinstance(logger.version, (int, str, type(None))), f"version is {logger.version!r}")

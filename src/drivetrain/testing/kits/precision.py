@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from drivetrain.callback import Callback
 from drivetrain.engine.engine import Engine
 from drivetrain.precision.precision import Precision
-from drivetrain.testing._regression import Small, data, plain_loop, whole
+from drivetrain.testing._regression import QUIET, Saves, Small, data, plain_loop, whole
 from drivetrain.testing.checks import Part, Skipped, is_true, same
 from drivetrain.trainer.trainer import Trainer
 
@@ -25,7 +24,7 @@ _BATCHES, _TOLERANCE, _OF_16_BITS = 4, 1e-4, 0.05
 
 
 class Descends(Small):
-    """With an optimizer that shows a gradient of the wrong size, as AdamW does not."""
+    """Trained by SGD, whose steps show a gradient of the wrong size; AdamW's do not."""
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
@@ -39,8 +38,7 @@ def try_it(part: Part) -> None:
 def _trainer(part: Part, precision: Any, epochs: int = 2, **arguments: Any) -> Trainer:
     return Trainer(
         plugins=[precision], accelerator=part.settings.get("accelerator", "cpu"), devices=1, max_epochs=epochs,
-        logger=False, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-        default_root_dir=part.folder, **arguments,
+        default_root_dir=part.folder, **QUIET, **arguments,
     )  # fmt: skip
 
 
@@ -82,7 +80,7 @@ def _plain(**arguments: Any) -> dict[str, Any]:
 
 
 def it_declares_itself(part: Part) -> None:
-    """name is a text, computes_in a dtype or None, scales_loss and packs_weights are bools; a pickled copy has them."""
+    """name is a str, computes_in a dtype or None, scales_loss and packs_weights are bools; a pickled copy has them."""
     precision = part.make()
     is_true(isinstance(precision.name, str) and precision.name, f"name is {precision.name!r}")
     is_true(isinstance(precision.computes_in, (torch.dtype, type(None))), f"computes_in is {precision.computes_in!r}")
@@ -102,7 +100,7 @@ def it_trains_near_64_bits(part: Part) -> None:
 
 
 def it_accumulates(part: Part) -> None:
-    """The gradient of a window of batches is the mean of theirs."""
+    """The gradient of a window of batches is the mean of the batches' gradients."""
     precision = part.make()
     module, _ = _fit(part, precision, accumulate_grad_batches=2)
     _compare(part, module, _plain(accumulate=2), precision)
@@ -205,7 +203,7 @@ def a_second_run_has_the_same_numbers(part: Part) -> None:
 def it_resumes_exactly(part: Part) -> None:
     """A fit that is resumed from a checkpoint has the weights of an uninterrupted one, bit for bit."""
     file = part.folder / "half.ckpt"
-    uninterrupted, _ = _fit(part, part.make(), callbacks=[_Saves(file)])
+    uninterrupted, _ = _fit(part, part.make(), callbacks=[Saves(file, _BATCHES)])
     resumed, _ = _fit(part, part.make(), ckpt_path=file)
     _equal(resumed, uninterrupted, "the resumed fit")
 
@@ -213,15 +211,6 @@ def it_resumes_exactly(part: Part) -> None:
 def _equal(found: nn.Module, expected: nn.Module, what: str) -> None:
     for (name, one), other in zip(found.named_parameters(), expected.parameters(), strict=True):
         is_true(torch.equal(one, other), f"{what} has other weights of {name}")
-
-
-class _Saves(Callback):
-    def __init__(self, file: Any) -> None:
-        self.file = file
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if trainer.current_epoch == 0:
-            trainer.save_checkpoint(self.file)
 
 
 def a_loop_of_ones_own_trains_with_it(part: Part) -> None:

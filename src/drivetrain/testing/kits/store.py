@@ -80,7 +80,7 @@ def tensors_may_change_after_a_save(part: Part) -> None:
 
 
 def a_saved_checkpoint_is_there(part: Part) -> None:
-    """After wait, exists and is_durable are True and written_at is a number, for a text and a Path; else it is None."""
+    """After wait, exists and is_durable are True and written_at is a number; before the save it is None."""
     store = part.make()
     same((store.exists("a.ckpt"), store.written_at("a.ckpt")), (False, None), "exists and written_at before the save")
     _save(store, "a.ckpt")
@@ -170,7 +170,7 @@ def loading_runs_no_code(part: Part) -> None:
     with contextlib.suppress(Exception):
         store.save_checkpoint({"object": _Runs()}, "a.ckpt")
         store.wait("a.ckpt")
-        if os.path.isdir("ran"):  # a copy of the object in memory, before it was written, runs it too
+        if os.path.isdir("ran"):  # a copy in memory before the write runs it, too
             os.rmdir("ran")
         store.load_checkpoint("a.ckpt")
     is_true(not Path("ran").exists(), "load_checkpoint called a function that the checkpoint names")
