@@ -48,7 +48,7 @@ def field_members() -> ModuleType:
 
 
 def former_hooks() -> ModuleType:
-    """Return :mod:`drivetrain.compat.former_hooks`: hooks that are called no longer, and what does their work."""
+    """Return :mod:`drivetrain.compat.former_hooks`: hooks that Lightning has removed, and what replaces them."""
     return importlib.import_module("drivetrain.compat.former_hooks")
 
 

@@ -80,7 +80,7 @@ def _blocks_of(value: Any, owner: str, inside: bool = False) -> str | frozenset[
 
 
 def _argument_named(value: str) -> str | None:
-    """Return which argument of torch.compile this text is a value of, its mode or its backend; ``None`` for neither."""
+    """Return "mode" or "backend" if torch.compile accepts this text as that argument; otherwise ``None``."""
     if value in _modes():
         return "mode"
     return "backend" if value in _backends() else None

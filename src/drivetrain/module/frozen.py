@@ -74,7 +74,7 @@ def _say_what_stays(module: nn.Module, frozen: Collection[str]) -> None:
     if stay:
         rank_zero_info(
             f"save_trainable_only: checkpoints hold {len(stay)} parameters that require no gradient, such as "
-            f"{stay[0]}, because an optimizer has them. To leave them out, give it only those that require one."
+            f"{stay[0]}, because an optimizer has them. To leave them out, pass it only those that require a gradient."
         )
 
 
@@ -143,9 +143,9 @@ def _check_names(module: nn.Module, state: Mapping[str, Any], frozen: Collection
     missing, unexpected = sorted(own - there), sorted(there - own - set(frozen))
     if missing or unexpected:
         parts = [
-            f"{what} {', '.join(names[:5])}" for what, names in (("no", missing), ("besides", unexpected)) if names
+            f"{what} {', '.join(names[:5])}" for what, names in (("lacks", missing), ("has also", unexpected)) if names
         ]
         raise CheckpointMismatchError(
-            f"The checkpoint does not fit {type(module).__name__}: it holds {' and '.join(parts)}. Build the module as "
+            f"The checkpoint does not fit {type(module).__name__}: it {' and '.join(parts)}. Build the module as "
             "it was trained, or set strict_loading = False on it."
         )
