@@ -31,7 +31,7 @@ def note_place(error: BaseException, progress: Progress, rank: int, run: Run | N
 
     Args:
         error: any exception.
-        progress: the run's progress, and rank: this process's rank.
+        progress, rank: the run's progress, and this process's rank.
         run: the run, whose module and loaders may be the cause; ``None`` before they are set up.
     """
     if not isinstance(error, Exception) or isinstance(error, DrivetrainError):

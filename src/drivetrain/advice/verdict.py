@@ -14,21 +14,21 @@ SHORTEST_S, FEWEST = 3.0, 20
 """The training time, and the number of looks, before there is a verdict."""
 
 _FETCH, _SYNC, _LOG, _CHECKPOINT, _VALIDATION, _RANK, _CORES = 0.3, 0.2, 0.2, 0.2, 0.4, 0.15, 0.3
-"""The share of the training time from which each is a cause. _RANK: of what one rank takes longer than the others."""
+"""The share of the training time from which each is a cause. For _RANK, it is the time that one rank takes longer."""
 
-_PER_BATCH_S = 0.001  # what costs a batch less is not worth a change
+_PER_BATCH_S = 0.001  # a part that takes less time per batch is not worth a change
 _BUSY, _IDLE, _STEPS = 0.9, 0.5, 0.7
-"""A device that computes for this share of the time waits for nothing; for less than the second it starves, if the
-steps take the share _STEPS."""
+"""A device that computes for the share _BUSY of the time waits for nothing. One that computes for less than _IDLE waits
+for the host, if the steps take the share _STEPS of the training time."""
 
 _GROWTH, _GROWTH_BYTES, _STEADY = 0.1, 64 * 2**20, 0.3
-"""Memory grows if it has grown by this share and these bytes, at least the share _STEADY of it in each half."""
+"""Memory counts as growing after growth by the share _GROWTH and by _GROWTH_BYTES, with _STEADY of it in each half."""
 
 _WAITS = re.compile(
     r"\.(item|tolist|numpy|cpu|nonzero|unique|equal|allclose|synchronize)\(|(?<![.\w])(float|int|bool|print)\("
     r"|\.to\(\s*[\"']cpu|^(if|elif|while|assert)\b([^(]*$|.*\b(any|all|isnan|isinf|isfinite)\()"
 )
-"""What makes the host wait for a value of the device, in a line of code."""
+"""Code that makes the host wait for a value of the device."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Line:
 
     Attributes:
         part: the part of the fit, or "collate" for what "fetch" spends in ``collate_fn``.
-        place: file, line and function. source: the line.
+        place: file, line and function.
+        source: the line.
     """
 
     part: str
@@ -61,9 +62,11 @@ class Measured:
 
     Attributes:
         seconds, wall_s: as in :class:`drivetrain.advice.time_spent.TimeSpent`.
-        batches: the number of training batches. looks: how often the fit was looked at while it trained.
-        collate_s: the part of "fetch" that was in ``collate_fn``. workers_s: that in which workers were started.
-        num_workers, log_every: of the training loader, and of the Trainer.
+        batches: the number of training batches.
+        looks: the number of measurements during training.
+        collate_s: the part of "fetch" that was in ``collate_fn``.
+        workers_s: the part of "fetch" in which workers were started.
+        num_workers, log_every: the training loader's ``num_workers``, and the Trainer's ``log_every_n_steps``.
         core_s: how long the thread that trains was ready to run and got no core.
         threads: how many threads torch computes with.
         on_host: the host itself computes, so a step waits for no device.

@@ -147,7 +147,7 @@ def list_apart(
     processes: int,
     write: Callable[[Path | str, bytes], None] = write_content,
 ) -> Written:
-    """If all ``processes`` have very many parts of tensors, write the list of this process's into the file ``name``.
+    """If all ``processes`` have very many parts of tensors, write this process's list of them into the file ``name``.
 
     Returns:
         ``written``, with that file instead of the parts.

@@ -31,7 +31,7 @@ from drivetrain.data.resample import SamplerProxy, replaced
 from drivetrain.errors import ConfigurationError
 
 Agree = Callable[[Any], Any]
-"""What rank 0 has, on every rank."""
+"""Returns rank 0's argument on every rank."""
 
 
 class Share(NamedTuple):
@@ -59,8 +59,8 @@ def share(
     """Return a copy of ``loader`` that yields this rank's part of each global batch; ``None`` if the loader is not
     split.
 
-    Not split are a loader that is not a DataLoader, one with an iterable-style data set or a DistributedSampler, and a
-    loader that this function has returned.
+    A loader is not split if it is no DataLoader, has an iterable-style dataset or a DistributedSampler, or was returned
+    by this function.
 
     Args:
         loader: the user's loader, which does not change.
@@ -161,8 +161,8 @@ def order_of(loader: Any) -> dict[str, Any] | None:
 def _groups_samples(loader: Any) -> bool:
     """Whether the batches are torch's groups of ``batch_size`` samples, and not those of a user's batch sampler.
 
-    A subclass of DataLoader may have an equal class of its own for them, as torchdata's has; such a loader has a batch
-    size, and one to which a batch sampler was passed has none.
+    A subclass of DataLoader, such as torchdata's, may make these groups with a class of its own. Such a loader has a
+    batch size; a loader that was passed a batch sampler has none.
     """
     drawn = loader.batch_sampler
     return type(drawn) is BatchSampler or (isinstance(drawn, BatchSampler) and loader.batch_size is not None)
@@ -202,7 +202,7 @@ class RankBatches(SamplerProxy, ABC):
         return len(self._sampler)
 
     def batches_before(self) -> int:
-        """Return the number of batches as which the part of the order up to :attr:`divided_from` counts."""
+        """Return how many batches the part of the order before :attr:`divided_from` counts as."""
         return max(self.divided_from // self._size, 1) if self.divided_from else 0
 
     def items_in(self, batches: int) -> int:
