@@ -113,11 +113,7 @@ class Snapshot:
     @property
     def metrics_text(self) -> str:
         """The metrics in one line, floats with four digits."""
-        return self.text_of_metrics(".4g", ", ")
-
-    def text_of_metrics(self, spec: str, delimiter: str) -> str:
-        """Return the metrics in one line, floats formatted with ``spec``."""
-        return delimiter.join(self.texts_of_metrics(spec))
+        return ", ".join(self.texts_of_metrics())
 
     def texts_of_metrics(self, spec: str = ".4g") -> list[str]:
         """Return a text for each metric, floats formatted with ``spec``."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.base import files
+from drivetrain.base.introspect import calls
 from drivetrain.base.rank_zero import any_rank_info
 from drivetrain.base.restoring import shown_error
 from drivetrain.checkpoints import file
@@ -290,6 +291,14 @@ class AsyncCheckpointIO(CheckpointIO):
 
     # ---- as the store behind it --------------------------------------------------------------------------------
 
+    exists = calls("checkpoint_io.exists")
+    find = calls("checkpoint_io.find")
+    is_complete = calls("checkpoint_io.is_complete")
+    is_sharded = calls("checkpoint_io.is_sharded")
+    link_target = calls("checkpoint_io.link_target")
+    resolve = calls("checkpoint_io.resolve")
+    written_at = calls("checkpoint_io.written_at")
+
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
@@ -298,21 +307,6 @@ class AsyncCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         self.wait(path)
         self.checkpoint_io.remove_checkpoint(path)
-
-    def is_sharded(self, path: str | Path) -> bool:
-        return self.checkpoint_io.is_sharded(path)
-
-    def written_at(self, path: str | Path) -> float | None:
-        return self.checkpoint_io.written_at(path)
-
-    def exists(self, path: str | Path) -> bool:
-        return self.checkpoint_io.exists(path)
-
-    def find(self, folder: str | Path, pattern: str) -> list[str]:
-        return self.checkpoint_io.find(folder, pattern)
-
-    def is_complete(self, path: str | Path) -> bool:
-        return self.checkpoint_io.is_complete(path)
 
     def copy(self, source: str | Path, path: str | Path, link: bool = False, replaces: bool = True) -> bool:
         """Copy or link ``source``; if ``source`` is still being written, the thread does it afterwards, and this call
@@ -324,12 +318,6 @@ class AsyncCheckpointIO(CheckpointIO):
             return False
         self.after(source, path, self.checkpoint_io.copy, source, path, link, replaces)
         return True
-
-    def link_target(self, path: str | Path) -> str | None:
-        return self.checkpoint_io.link_target(path)
-
-    def resolve(self, path: str | Path) -> str:
-        return self.checkpoint_io.resolve(path)
 
     def is_durable(self, path: str | Path) -> bool:
         write = self._writes.get(str(path))

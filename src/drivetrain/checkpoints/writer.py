@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import drivetrain
+from drivetrain.base.memory import content_of
 from drivetrain.checkpoints import writer_process
 from drivetrain.checkpoints.arena import Arena
 
@@ -140,5 +141,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> bytes:
-    tensor = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-    return bytes(tensor.cpu().numpy())
+    tensor = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu()
+    return bytes(content_of(tensor))

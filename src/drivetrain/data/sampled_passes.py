@@ -109,9 +109,7 @@ class SampledPasses(Passes):
         return self._running
 
     def _count(self, source: Iterator[Any]) -> Iterator[Any]:
-        if self._seeds is None:
-            return super()._count(source)
-        return self._count_carried(source)
+        return super()._count(source) if self._seeds is None else self._count_carried(source)
 
     def _count_carried(self, source: Iterator[Any]) -> Iterator[Any]:
         for batch, carried in source:

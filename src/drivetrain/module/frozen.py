@@ -5,7 +5,6 @@ For each frozen parameter, such a checkpoint contains a fingerprint: its shape, 
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.compiled import plain_names
+from drivetrain.base.memory import content_of
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import expect, restoring
 from drivetrain.base.torch_private import version_of
@@ -81,10 +81,8 @@ def _say_what_stays(module: nn.Module, frozen: Collection[str]) -> None:
 def fingerprint(tensor: Tensor) -> dict[str, Any]:
     """Return shape, dtype and a digest of the bytes of ``tensor``."""
     host = tensor.detach().cpu().contiguous()
-    digest = hashlib.sha256()
-    if host.numel():
-        digest.update((ctypes.c_char * (host.numel() * host.element_size())).from_address(host.data_ptr()))
-    return {"shape": list(host.shape), "dtype": str(host.dtype).removeprefix("torch."), "sha256": digest.hexdigest()}
+    digest = hashlib.sha256(content_of(host)).hexdigest()
+    return {"shape": list(host.shape), "dtype": str(host.dtype).removeprefix("torch."), "sha256": digest}
 
 
 def check_base(module: nn.Module, checkpoint: Mapping[str, Any], strict: bool) -> bool:
