@@ -123,9 +123,17 @@ def _causes(measured: Measured) -> Iterator[tuple[float, Verdict]]:
         yield from _cores(measured)
         yield from _sync(measured)
         yield from _launch(measured)
-        yield from _log(measured)
-    yield from _checkpoint(measured)
-    yield from _validation(measured)
+        if measured.seconds["log"] >= _PER_BATCH_S * measured.batches:
+            text = f"Logging takes {{}}, with log_every_n_steps={measured.log_every}."
+            advice = f"Write Trainer(log_every_n_steps={max(50, 10 * measured.log_every)})."
+            yield from _part(measured, "log", _LOG, text, advice)
+    advice = (
+        'Write ModelCheckpoint(every="auto"), which measures what a save costs, or save less often (every_n_epochs, '
+        "every_n_train_steps), or in the background: Trainer(plugins=AsyncCheckpointIO())."
+    )
+    yield from _part(measured, "checkpoint", _CHECKPOINT, "The fit waits for checkpoints in {}.", advice)
+    advice = "Write Trainer(check_val_every_n_epoch=5), a larger val_check_interval, or limit_val_batches."
+    yield from _part(measured, "validation", _VALIDATION, "Validation takes {}.", advice)
     yield from _memory(measured)
 
 
@@ -219,35 +227,10 @@ def _launch(measured: Measured) -> Iterator[tuple[float, Verdict]]:
     yield min(1 - measured.busy, seconds / measured.training_s), Verdict("launch", text, advice)
 
 
-def _log(measured: Measured) -> Iterator[tuple[float, Verdict]]:
-    seconds, every = measured.seconds["log"], measured.log_every
-    if seconds < max(_LOG * measured.training_s, _PER_BATCH_S * measured.batches):
-        return
-    text = f"Logging takes {measured.of(seconds)}, with log_every_n_steps={every}."
-    yield (
-        seconds / measured.training_s,
-        Verdict("log", text, f"Write Trainer(log_every_n_steps={max(50, 10 * every)})."),
-    )
-
-
-def _checkpoint(measured: Measured) -> Iterator[tuple[float, Verdict]]:
-    if (seconds := measured.seconds["checkpoint"]) < _CHECKPOINT * measured.training_s:
-        return
-    advice = (
-        'Write ModelCheckpoint(every="auto"), which measures what a save costs, or save less often (every_n_epochs, '
-        "every_n_train_steps), or in the background: Trainer(plugins=AsyncCheckpointIO())."
-    )
-    yield (
-        seconds / measured.training_s,
-        Verdict("checkpoint", f"The fit waits for checkpoints in {measured.of(seconds)}.", advice),
-    )
-
-
-def _validation(measured: Measured) -> Iterator[tuple[float, Verdict]]:
-    if (seconds := measured.seconds["validation"]) < _VALIDATION * measured.training_s:
-        return
-    advice = "Write Trainer(check_val_every_n_epoch=5), a larger val_check_interval, or limit_val_batches."
-    yield seconds / measured.training_s, Verdict("validation", f"Validation takes {measured.of(seconds)}.", advice)
+def _part(measured: Measured, part: str, least: float, text: str, advice: str) -> Iterator[tuple[float, Verdict]]:
+    """Yield a part of the fit as a cause, if it takes at least the share ``least`` of the training time."""
+    if (seconds := measured.seconds[part]) >= least * measured.training_s:
+        yield seconds / measured.training_s, Verdict(part, text.format(measured.of(seconds)), advice)
 
 
 def _memory(measured: Measured) -> Iterator[tuple[float, Verdict]]:

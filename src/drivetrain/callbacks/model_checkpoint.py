@@ -33,6 +33,7 @@ _STATE = (
     "monitor", "dirpath", "best_model_path", "best_model_score", "current_score", "best_k_models",
     "kth_best_model_path", "kth_value", "last_model_path",
 )  # fmt: skip
+_OWN_STATE = ("newest_path", "saved_at_step", "awaited_at_step", "last_at_batch")  # private attributes
 
 
 class ModelCheckpoint(StoredCheckpoint):
@@ -147,12 +148,7 @@ class ModelCheckpoint(StoredCheckpoint):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        own = {
-            "newest_path": self._newest_path,
-            "saved_at_step": self._saved_at_step,
-            "awaited_at_step": self._awaited_at_step,
-            "last_at_batch": self._last_at_batch,
-        }
+        own = {name: getattr(self, f"_{name}") for name in _OWN_STATE}
         return {**{name: getattr(self, name) for name in _STATE}, **own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

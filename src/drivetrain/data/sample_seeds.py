@@ -28,7 +28,7 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.seed import seed_from_environ
 from drivetrain.data.batched import SeesDataset, reason_for_samples
 from drivetrain.data.kept import set_worker_state, worker_state
-from drivetrain.data.resample import SamplerProxy, draws_samples, replaced
+from drivetrain.data.resample import SamplerProxy, drawn_by, draws_samples, replaced
 from drivetrain.data.stateful import is_stateful
 
 
@@ -86,7 +86,7 @@ def seeded(loader: Any, seeds: SampleSeeds) -> Any:
         return loader
     with suppress(ImportError):
         import numpy  # noqa: F401  # torch's workers import it too; a dataset may import it in its first sample
-    place = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    place = drawn_by(loader)
     samples = _Samples(loader)
     changes = {
         place: _Keyed(getattr(loader, place), seeds),
