@@ -328,7 +328,7 @@ def test_attention_runs_as_it_is_written() -> None:
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own advice
+@pytest.mark.filterwarnings("ignore:.torch.jit")  # torch's own advice
 def test_a_scripted_part_cannot_be_watched() -> None:
     model = Wrapped(nn.Sequential(torch.jit.script(nn.Linear(2, 3)), nn.ReLU()), torch.ones(1, 2))
     assert sizes(model, 2) == {

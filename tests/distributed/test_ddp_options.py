@@ -514,13 +514,29 @@ def test_buffers_are_broadcast_where_there_are_buffers(pool: Any, has_buffer: bo
 
 
 @pytest.mark.parametrize(
+    ("name", "meant"), [("find_unsed_parameters", "find_unused_parameters"), ("timout", "timeout"), ("module", "")]
+)
+def test_an_argument_that_neither_the_strategy_nor_ddp_has_is_refused_at_once(name: str, meant: str) -> None:
+    arguments: Any = {name: True}
+    with pytest.raises(TypeError, match=f"has no argument {name}=True.*{meant}") as caught:
+        DDPStrategy(**arguments)
+    assert isinstance(caught.value, ConfigurationError)
+
+
+newer = pytest.mark.skipif(
+    "forward_sync_buffers" not in inspect.signature(nn.parallel.DistributedDataParallel).parameters,
+    reason="DistributedDataParallel of this torch has no forward_sync_buffers",
+)
+
+
+@pytest.mark.parametrize(
     ("arguments", "has_own"),
     [
         ({}, False),
         ({"broadcast_buffers": True}, False),
         ({"broadcast_buffers": False}, True),
-        ({"forward_sync_buffers": False}, True),
-        ({"forward_sync_buffers": True, "broadcast_buffers": False}, False),
+        pytest.param({"forward_sync_buffers": False}, True, marks=newer),
+        pytest.param({"forward_sync_buffers": True, "broadcast_buffers": False}, False, marks=newer),
     ],
 )
 def test_a_checkpoint_holds_each_ranks_buffers_where_none_are_broadcast(

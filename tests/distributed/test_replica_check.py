@@ -5,6 +5,7 @@ DRIVETRAIN_FAULTS=long plants 200 faults, and compares in each of 5,000 steps, o
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import platform
@@ -33,6 +34,8 @@ from drivetrain.strategies.sharded_state import local_shard
 from drivetrain.testing import FakeAccelerator
 
 LONG = os.environ.get("DRIVETRAIN_FAULTS") == "long"
+_ARGUMENTS = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+OWN_BUFFERS: Any = {"forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers": False}
 STEPS, MANY = 9, int(os.environ.get("DRIVETRAIN_STEPS", "5000"))
 
 
@@ -64,7 +67,7 @@ def trainer(world_size: int, *callbacks: Callback, strategy: Any = None, **argum
         "enable_model_summary": False, "max_steps": STEPS,
     }  # fmt: skip
     # rank 0's buffers would else replace those of the others in each forward pass
-    strategy = strategy or DDPStrategy(forward_sync_buffers=False)
+    strategy = strategy or DDPStrategy(**OWN_BUFFERS)
     return Trainer(**quiet | arguments, devices=world_size, strategy=strategy, callbacks=list(callbacks))
 
 

@@ -119,7 +119,7 @@ def test_a_reduction_may_be_written_in_capitals(make_trainer: Any, loader: Any, 
     assert trainer.callback_metrics["value"] == expected
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit")
 @pytest.mark.parametrize("attached", [True, False])
 def test_torch_jit_script_compiles_a_module_with_and_without_a_trainer(make_trainer: Any, attached: bool) -> None:
     module = nn.Sequential(Net(width=2), nn.ReLU()) if not attached else Net(width=2)

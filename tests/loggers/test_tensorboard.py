@@ -141,10 +141,6 @@ def test_metrics_for_hyperparameters(tmp_path: Path, metrics: Any, expected: dic
     assert hparams_of(logger) == {"lr": 0.5}
 
 
-# torch's own tracing for TensorBoard
-traces = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-
-
 def nodes(logger: TensorBoardLogger) -> set[str]:
     from tensorboard.compat.proto.graph_pb2 import GraphDef
 
@@ -152,7 +148,6 @@ def nodes(logger: TensorBoardLogger) -> set[str]:
     return {node.name for node in GraphDef.FromString(read(logger)._graph).node}
 
 
-@traces
 def test_graph(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     model.example_input_array = torch.ones(1, 2)
@@ -192,7 +187,6 @@ def fitted(make_trainer: Any, loader: Any, logger: Any, **arguments: Any) -> Mod
     return model
 
 
-@traces
 @pytest.mark.filterwarnings("ignore:Modules in eval mode")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true"])
 def test_t18_a_run_does_not_notice_the_graph(tmp_path: Path, make_trainer: Any, loader: Any, precision: str) -> None:
@@ -207,7 +201,6 @@ def test_t18_a_run_does_not_notice_the_graph(tmp_path: Path, make_trainer: Any, 
         assert torch.equal(value, model.state_dict()[name]), name
 
 
-@traces
 def test_a_graph_of_inputs_with_names(tmp_path: Path) -> None:
     model = Model()  # and without a Trainer
     model.example_input_array = {"shift": torch.ones(1), "x": torch.ones(2, 4)}
@@ -217,7 +210,6 @@ def test_a_graph_of_inputs_with_names(tmp_path: Path) -> None:
     assert [part.training for part in model.modules()] == [part.training for part in Model().modules()]
 
 
-@traces
 def test_a_model_that_cannot_be_traced_is_a_warning(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     logger = TensorBoardLogger(tmp_path, log_graph=True)

@@ -19,7 +19,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.module.export import example_pass, undisturbed
 
 # torch's own advice against TorchScript
-advice = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+advice = pytest.mark.filterwarnings("ignore:.torch.jit")
 
 
 class Encoder(LightningModule):

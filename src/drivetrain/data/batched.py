@@ -391,7 +391,7 @@ def _slices(batch_sampler: BatchSampler, sampler: Any) -> Iterator[Any]:
     begin, count = 0, len(order)
     while begin + size <= count:
         end = begin + size * min((count - begin) // size, TOGETHER)
-        for indices in _as_tensor(order[begin:end]).split(size):
+        for indices in torch.split(_as_tensor(order[begin:end]), size):
             yield indices
             begin += size
             if not drop_last and batch_sampler.batch_size != size:  # torch reads it for each batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -196,8 +197,11 @@ class TensorBoardLogger(FolderLogger):
             if kwargs:
                 traced, args = _ByName(traced, list(kwargs)), tuple(kwargs.values())
             try:
-                # strict tracing does not support dictionaries as output
-                self.experiment.add_graph(traced, args, use_strict_trace=False)
+                with warnings.catch_warnings():
+                    # torch advises against its tracer, which its own method calls
+                    warnings.filterwarnings("ignore", ".torch.jit.* is deprecated")
+                    # strict tracing does not support dictionaries as output
+                    self.experiment.add_graph(traced, args, use_strict_trace=False)
             except Exception as error:
                 rank_zero_warn(
                     f"There is no graph, because tracing {type(model).__name__} failed "

@@ -20,7 +20,7 @@ from drivetrain.base.registry import Entry, first_line
 from drivetrain.base.torch_private import exchange_after_first_pass, make_static, rebuild_buckets
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, unknown_argument
 from drivetrain.launchers.launcher import LauncherRegistry
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.alone import Alone, alone, whole_here
@@ -112,6 +112,11 @@ class DDPStrategy(ParallelStrategy):
         start_method: str = "popen",
         **ddp_arguments: Unpack[DDPArguments],
     ) -> None:
+        if unknown := {key: value for key, value in ddp_arguments.items() if key not in _arguments_of_ddp()}:
+            owner = f"DDPStrategy, with the DistributedDataParallel of torch {torch.__version__},"
+            raise unknown_argument(
+                owner, unknown, inspect.signature(DDPStrategy).parameters.keys() | _arguments_of_ddp()
+            )
         super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
         self.process_group_backend, self.timeout = process_group_backend, timeout
         LauncherRegistry.of(start_method, "DDPStrategy")
@@ -428,8 +433,8 @@ def _by_hand(step: Callable[..., Any], model: DistributedDataParallel) -> Callab
 
 @functools.cache
 def _arguments_of_ddp() -> frozenset[str]:
-    """Return the names of the arguments that DistributedDataParallel has in the installed torch."""
-    return frozenset(inspect.signature(DistributedDataParallel).parameters)
+    """Return the names of the options that DistributedDataParallel has in the installed torch."""
+    return frozenset(inspect.signature(DistributedDataParallel).parameters) - {"module"}
 
 
 def _trained(module: nn.Module) -> set[int]:
