@@ -492,7 +492,7 @@ def test_t27_what_could_do_harm_is_no_more_than_a_description(kind: str, name: s
     (again,) = decode(read([marked(kind, payload)]), "", noted=noted)
     assert type(again) is Described
     assert len(noted) == 1
-    with pytest.warns(UserWarning, match="only a description"):
+    with pytest.warns(UserWarning, match="descriptions only"):
         factory = decode([marked("mapping", ["defaultdict", [], marked("reference", name)])], "")
     assert factory == [{}]
     assert type(factory[0]) is dict
