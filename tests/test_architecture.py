@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import runpy
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,17 +136,6 @@ def test_no_posix_only_import_at_module_level() -> None:
     assert found == []
 
 
-def test_the_core_names_compat_in_one_file() -> None:
-    """DeepSpeed's strategy names the class that an Engine uses in its place; that is the other string."""
-    naming = {
-        path.relative_to(PACKAGE).as_posix()
-        for path in SOURCES
-        if path.relative_to(PACKAGE).parts[0] not in ("cli", "compat", "legacy")
-        and re.search(r'"drivetrain\.(compat|legacy)\.[\w.]+:', path.read_text("utf-8"))
-    }
-    assert naming == {"base/compat_door.py", "strategies/deepspeed.py"}
-
-
 PRIVATE_YET = {
     "base.rank_zero._RANK_VARIABLES", "loggers._folder",
     "strategies._deepspeed_config", "strategies._deepspeed_optimizers", "strategies._deepspeed_state",
@@ -271,44 +261,79 @@ LISTED = {
 }
 """By name in a package, the module that defines it."""
 
-DOORS = {"drivetrain.base.compat_door", "drivetrain.callbacks.defaults"}
-"""The files by which lower layers reach higher ones: Lightning's names and checkpoints; the default callbacks."""
+FOLDERS = LISTS.keys() - {"drivetrain"}
+"""The folders. Their ``__init__.py`` hold names alone; drivetrain's own connects what layers supply, and is counted."""
 
 
 def known_to(name: str) -> set[str]:
     """The modules that a module imports when it runs, names in a string, or imports for its types.
 
-    A name of a package counts as the module that defines it.
+    A name of a folder counts as the module that defines it. A folder that is imported, or of which an f-string selects
+    a name, counts as all modules in its list.
     """
-    nodes = [*ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8")))]
+    trees = [ast.parse(MODULES[name].read_text(encoding="utf-8")), LISTS.get(name, ast.parse(""))]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    imported = {(alias.name, "") for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    named = {(node.module or "", alias.name) for node in froms for alias in node.names}
+    imported |= {(node.module or "", alias.name) for node in froms for alias in node.names}
     strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    matches = [re.fullmatch(r"(drivetrain(?:\.\w+)*)(?::(\w+))?", each) for each in strings]
-    named |= {(match[1], match[2] or "") for match in matches if match}
-    found = set()
-    for module, inner in named:
-        full = f"{module}.{inner}"
-        found.add(full if full in MODULES else LISTED.get(full, module))
+    matches = [match for each in strings if (match := re.fullmatch(r"(drivetrain(?:\.\w+)+)(?::(\w*))?", each))]
+    found = modules_of(imported)
+    lists = found & FOLDERS | {match[1] for match in matches if match[2] == ""}
+    found |= modules_of((match[1], match[2] or "") for match in matches)
+    found |= modules_of(each.rpartition(".")[::2] for each in LISTED if each.rpartition(".")[0] in lists)
     return found & MODULES.keys() - {name}
 
 
+def modules_of(names: Iterable[Sequence[str]]) -> set[str]:
+    """The modules of pairs of a module and a name in it, which may be a module itself."""
+    full = {f"{module}.{inner}": module for module, inner in names}
+    return {each if each in MODULES else LISTED.get(each, module) for each, module in full.items()}
+
+
 def test_few_modules_know_each_other() -> None:
-    apart = DOORS | LISTS.keys()
-    knot = largest_knot({name: known_to(name) - apart for name in MODULES if name not in apart})
+    knot = largest_knot({name: known_to(name) - FOLDERS for name in MODULES if name not in FOLDERS})
     assert len(knot) <= 10, knot
 
 
-def test_default_callbacks_are_reached_by_their_door() -> None:
-    """Callbacks have types of the Trainer: with any other of their names, all of them would know each other."""
-    lower = {name for name in MODULES if name.split(".")[1:2] in (["base"], ["engine"], ["loops"], ["trainer"])}
-    found = {other for name in lower for other in known_to(name) if other.startswith("drivetrain.callbacks.")}
-    assert found == {"drivetrain.callbacks.defaults"}
+UPWARD = {
+    "callback": {"trainer"}, "module": {"trainer", "loggers"}, "settings": {"loggers", "profilers"},
+    "engine": {"loggers"}, "trainer": {"loggers", "profilers"},
+    "callbacks": {"forecast"}, "clusters": {"integrations"}, "strategies": {"compat"},
+}  # fmt: skip
+"""The higher layers that a folder names: for types; default loggers and profilers; the callback that checks a plan and
+the one that reports to Ray; the class that an Engine uses in place of DeepSpeed's strategy."""
+
+
+def test_no_other_layer_names_a_higher_one() -> None:
+    checked = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("layers = [")[1].split("]")[0]
+    lines = re.findall('"(.+)"', checked)
+    height = {room: -number for number, line in enumerate(lines) for room in re.findall(r"\w+", line)}
+    found: dict[str, set[str]] = {}
+    for name in MODULES.keys() - LISTS.keys():
+        room = name.split(".")[1]
+        rooms = {other.split(".")[1] for other in known_to(name) - LISTS.keys()}
+        if higher := {other for other in rooms if height[other] > height[room]}:
+            found.setdefault(room, set()).update(higher)
+    assert found == UPWARD
+
+
+def test_folders_hold_names_alone() -> None:
+    """They are left out where modules know each other, so nothing in them may know a module but by its name."""
+    for name in FOLDERS:
+        for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("drivetrain"):
+                assert node.module in ("drivetrain.base.lazy", "drivetrain.base.supplied"), name
 
 
 def test_a_name_of_a_package_counts_as_its_module() -> None:
     assert "drivetrain.strategies.fsdp" in known_to("drivetrain.testing.conformance")
     assert LISTED["drivetrain.callbacks.Timer"] == "drivetrain.callbacks.timer"
+
+
+def test_an_imported_folder_and_a_selected_name_count_as_all_modules_of_the_folder() -> None:
+    assert "drivetrain.strategies.ddp" in known_to("drivetrain.compat.fabric_strategies")
+    assert "drivetrain.loggers.csv" in known_to("drivetrain.trainer.attach")
 
 
 def imports_in_functions(source: str) -> list[str]:

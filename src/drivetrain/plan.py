@@ -37,7 +37,7 @@ import torch
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.accelerators.choice import available, check_limit, check_numbers, check_strategy, choose, reserved_of
 from drivetrain.accelerators.torch_device import as_auto, as_numbers, no_numbers
-from drivetrain.base.compat_door import check_part
+from drivetrain.base.introspect import check_part
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.registry import Entry, Registry
 from drivetrain.checkpoints.io import CheckpointIO, CheckpointRegistry

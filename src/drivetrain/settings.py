@@ -20,10 +20,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from drivetrain.base import compat_door, files
+from drivetrain.base import files
 from drivetrain.base.introspect import describe_arguments
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.supplied import instead_of
 from drivetrain.errors import (
     ConfigurationError,
     NotSupportedError,
@@ -481,7 +482,7 @@ def complete(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
 def _cure(name: str, value: Any, known: Iterable[str]) -> str:
     if callable(getattr(value, "training_step", None)):
         return "Pass the model to trainer.fit(model) instead."
-    return compat_door.names_elsewhere().ARGUMENTS.get(name) or did_you_mean(name, known)
+    return instead_of("Trainer", name) or did_you_mean(name, known)
 
 
 def _parsed(text: str) -> Any:

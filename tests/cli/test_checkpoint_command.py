@@ -36,7 +36,7 @@ def test_an_error_is_printed_and_the_exit_code_is_2(tmp_path: Path, capsys: Any,
 
 
 def test_any_other_exception_is_an_error_too(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
-    def fail(*_: Any) -> None:
+    def fail(**_: Any) -> None:
         raise NotImplementedError("nothing for sparse tensors")
 
     monkeypatch.setattr("drivetrain.cli.checkpoint_diff.diff", fail)
@@ -47,7 +47,7 @@ def test_any_other_exception_is_an_error_too(tmp_path: Path, capsys: Any, monkey
 
 def test_numbers_that_json_lacks_are_strings(capsys: Any, monkeypatch: Any) -> None:
     found = {"equal": True, "values": [float("nan"), 1.5], "other": float("inf")}
-    monkeypatch.setattr("drivetrain.cli.checkpoint_diff.diff", lambda *_: found)
+    monkeypatch.setattr("drivetrain.cli.checkpoint_diff.diff", lambda **_: found)
     _, out, _ = run(capsys, "diff", "a", "b", "--json")
     assert json.loads(out, parse_constant=pytest.fail) == {"equal": True, "values": ["nan", 1.5], "other": "inf"}
 

@@ -18,8 +18,8 @@ from drivetrain.callbacks import DeviceStatsMonitor
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.clusters import ClusterEnvironment, LocalEnvironment, SLURMEnvironment
 from drivetrain.clusters.local import free_port
-from drivetrain.compat.members import TABLES
-from drivetrain.compat.overrides import Members, check_members, members_of, overridden_members
+from drivetrain.compat.members import TABLES, check_members
+from drivetrain.compat.overrides import Members, members_of, overridden_members
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import Launcher, LauncherRegistry
 from drivetrain.loggers import CSVLogger, Logger

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from drivetrain.base.registry import load
-from drivetrain.doctor.checks import CHECKS, Check, run
+from drivetrain.doctor.checks import Check, run
+from drivetrain.doctor.command import CHECKS
 
 SEEDED = """
 import os, threading

@@ -114,7 +114,7 @@ def test_a_depth_of_a_summary(make: Any, depth: Any) -> None:
 
 
 def test_images_as_text() -> None:
-    with pytest.raises(TypeError, match="Pass a list, also of one"):
+    with pytest.raises(TypeError, match="Pass a list, even for one value"):
         next(RunLogger._each(None, "log_image", "key", "image.png", {}))  # type: ignore[arg-type]
 
 

@@ -3,3 +3,6 @@
 from drivetrain.base.lazy import lazy
 
 lazy(__name__)
+
+VERSION = "0.1.0"
+"""The version of drivetrain."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from drivetrain.base.supplied import supplied
 from drivetrain.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -23,6 +24,21 @@ _ALIKE = 0.9  # difflib's ratio; "on_train_epoch_ends" has 0.97, "test_step" and
 def is_own_class(cls: type) -> bool:
     """Whether drivetrain defines this class; a user's subclass does not count."""
     return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def check_part(cls: type) -> None:
+    """Check that all overrides in a user's class are called: see :func:`check_overrides`."""
+    if not is_own_class(cls):
+        check_overrides(cls)
+
+
+@supplied
+def check_overrides(cls: type) -> None:
+    """Check that all overrides in a user's class are called; warn about names that are nearly those of its contract.
+
+    Raises:
+        ConfigurationError: the class overrides a member that is never called.
+    """
 
 
 def check_base_init(obj: object) -> None:

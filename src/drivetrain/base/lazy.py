@@ -11,6 +11,8 @@ from threading import get_ident
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from drivetrain.base.supplied import instead_of
+
 IMPORTED_IN = os.getpid()
 """The process that has imported drivetrain; a copy that is forked from it has another number."""
 
@@ -158,17 +160,15 @@ class UnknownNames:  # importlib.abc, with the base class, is slow to import
         package, _, name = fullname.rpartition(".")
         if package not in _offered or name.startswith("_"):
             return
-        from drivetrain.base.compat_door import names_elsewhere
         from drivetrain.errors import closest
 
-        if names_elsewhere().is_known_to_be_missing(package, name) or closest(name, _offered[package]) is not None:
+        if instead_of(package, name) is not None or closest(name, _offered[package]) is not None:
             # Without a ``name``: importlib drops an error that has the module's full name.
             raise ModuleNotFoundError(_message(f"cannot import name {name!r} from {package!r}", package, name))
 
 
 def _message(start: str, package: str, name: str) -> str:
-    from drivetrain.base.compat_door import names_elsewhere
     from drivetrain.errors import did_you_mean
 
-    why = names_elsewhere().why_missing(package, name)
+    why = instead_of(package, name)
     return f"{start}. {did_you_mean(name, _offered[package])}" if why is None else f"{start}: {why}"

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-import drivetrain
 from drivetrain.base.memory import content_of
 from drivetrain.checkpoints import writer_process
 from drivetrain.checkpoints.arena import Arena
@@ -43,7 +42,7 @@ class Writer:
         self._arena, self._lock = arena, threading.Lock()
         if not sys.executable:
             raise WriterEndedError("it could not be started: this program does not know its Python (sys.executable)")
-        root = str(Path(drivetrain.__file__).parent.parent)
+        root = str(Path(__file__).parents[2])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
         try:
             self._process = subprocess.Popen(

@@ -55,7 +55,7 @@ _working_directory: ContextVar[str] = ContextVar("_working_directory", default="
 
 
 def _loaded(text: str) -> Any:
-    """Read YAML; only what the user has written on the command line, or named there, may import files."""
+    """Read YAML; only text on the command line, and in files that it names, may import ``file.py:Class``."""
     value, folder = get_loader("yaml")(text), _working_directory.get()
     return class_files.import_paths(value, folder) if folder else value
 
@@ -74,7 +74,7 @@ class LightningArgumentParser(ArgumentParser):
 
     Attributes:
         callback_keys: the keys of callbacks that are always added.
-        files: the modules that were imported as ``file.py:Class``, each with its path; spawned ranks get it, too.
+        files: the modules that were imported as ``file.py:Class``, each with its path; passed to spawned ranks.
         optimizers, lr_schedulers: for each key, the allowed classes, and the option to which the object is linked.
     """
 
@@ -194,19 +194,19 @@ class LightningArgumentParser(ArgumentParser):
             if files.is_remote(address) and (address != word or option in ("--config", "-c")):
                 remote.check(address)
                 set_parsing_settings(config_read_mode_fsspec_enabled=True)
-        token = _working_directory.set(_working_directory.get() or os.getcwd())  # jsonargparse leaves it meanwhile
+        token = _working_directory.set(_working_directory.get() or os.getcwd())  # jsonargparse changes it meanwhile
         try:
             return super().parse_args(list(map(class_files.import_path, words)), *rest, **kwargs)
-        except ConfigurationError as error:  # such a class does not exist
+        except ConfigurationError as error:  # a class file.py:Class does not exist
             self.error(str(error), error)
         finally:
             self.files.update(class_files.imported)
             _working_directory.reset(token)
 
     def dump(self, *args: Any, **kwargs: Any) -> str:
-        """Return a configuration as text; a class whose file was imported by its path is ``file.py:Class`` there.
+        """Return a configuration as text, in which a class whose file was imported by its path is ``file.py:Class``.
 
-        With ``format="yaml"`` it is its import path, as that of any other class.
+        With ``format="yaml"`` such a class has its import path, as any other class has.
         """
         text: str = super().dump(*args, **kwargs)
         return text if kwargs.get("format") == "yaml" else class_files.places(text, self.files)
@@ -238,12 +238,12 @@ class LightningArgumentParser(ArgumentParser):
 
 
 def class_of(given: type | Callable[..., Any]) -> type:
-    """Return ``given`` if it is a class; for a function, its return annotation, created by calling the function."""
+    """Return ``given`` if it is a class; for a function, the class in its return annotation, created by a call."""
     return given if isinstance(given, type) else class_from_function(given)
 
 
 def listed(value: Any) -> list[Any]:
-    """Return ``value``, one object, several, or none, as a list."""
+    """Return ``value`` as a list: one object, an iterable of objects, or ``None``."""
     if value is None:
         return []
     return list(value) if isinstance(value, Iterable) and not isinstance(value, (str, Mapping, Namespace)) else [value]

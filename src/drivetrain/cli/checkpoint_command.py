@@ -1,4 +1,4 @@
-"""The command ``drivetrain checkpoint``: look at checkpoints, check, compare, convert and remove them."""
+"""The command ``drivetrain checkpoint``: inspect, check, compare, convert and remove checkpoints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from drivetrain.base.lazy import on_first_use
@@ -61,59 +61,49 @@ def parser(prog: str) -> argparse.ArgumentParser:
     )  # fmt: skip
     actions = made.add_subparsers(dest="action", required=True, metavar="COMMAND")
 
-    def action(name: str, text: str, *places: str) -> argparse.ArgumentParser:
+    def action(name: str, text: str, **places: str) -> argparse.ArgumentParser:
         its = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
-        for place in places:
-            its.add_argument(place.lower(), metavar=place)
-        its.add_argument("--json", action="store_true", help="print the result for programs")
+        for option, place in places.items():
+            its.add_argument(option, metavar=place)
+        its.add_argument("--json", action="store_true", help="print the result as JSON")
         return its
 
-    inspect = action("inspect", "what a checkpoint is and contains; its tensors are not read", "PATH")
+    inspect = action("inspect", "what a checkpoint is and contains; its tensors are not read", path="PATH")
     inspect.add_argument("--tensors", action="store_true", help="list every tensor")
-    action("verify", "check checksums, sizes and completeness; exit code 1 if something is wrong", "PATH")
-    diff = action(
-        "diff", "compare two checkpoints, also of different kinds; exit code 1 if they differ", "PATH", "OTHER"
-    )
+    action("verify", "check checksums, sizes and completeness; exit code 1 if something is wrong", path="PATH")
+    about = "compare two checkpoints, also of different kinds; exit code 1 if they differ"
+    diff = action("diff", about, path="PATH", other="OTHER")
     diff.add_argument("--weights", action="store_true", help="compare only the weights")
-    convert = action("convert", "write a checkpoint in another format", "PATH", "OUT")
+    convert = action("convert", "write a checkpoint in another format", path="PATH", out="OUT")
     convert.add_argument("--to", required=True, metavar="FORMAT",
                          help="drivetrain, lightning, dcp, safetensors or huggingface")  # fmt: skip
     convert.add_argument("--strip-prefix", default="", help="remove this from the beginning of the weights' names")
     convert.add_argument("--add-prefix", default="", help="put this before the weights' names")
-    convert.add_argument("--max-file-size", type=float, default=5.0, metavar="GB",
+    convert.add_argument("--max-file-size", dest="largest", type=float, default=5.0, metavar="GB",
                          help="of the files in a Hugging Face folder, in 10^9 bytes (default: 5)")  # fmt: skip
-    action("consolidate", "write a folder of shards as one file; needs the memory of one tensor", "PATH", "OUT")
-    prune = action("prune", "show which checkpoints and leftovers in a folder would be removed", "DIR")
+    about = "write a folder of shards as one file; needs the memory of one tensor"
+    action("consolidate", about, path="PATH", out="OUT")
+    prune = action("prune", "show which checkpoints and leftovers in a folder would be removed", folder="DIR")
     prune.add_argument("--keep", type=int, metavar="N", help="keep the N newest complete ones (default: all)")
     prune.add_argument("--delete", action="store_true", help="remove them; without it, nothing is removed")
     return made
 
 
-_ACTIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "inspect": (checkpoint_inspect, ("path", "tensors")),
-    "verify": (checkpoint_verify, ("path",)),
-    "diff": (checkpoint_diff, ("path", "other", "weights")),
-    "convert": (checkpoint_convert, ("path", "out", "to", "strip_prefix", "add_prefix", "max_file_size")),
-    "consolidate": (checkpoint_convert, ("path", "out")),
-    "prune": (checkpoint_prune, ("dir", "keep", "delete")),
-}
-"""The module in which each subcommand is a function of the same name, and the options that it takes."""
-
-_CODES: dict[str, Callable[[dict[str, Any]], int]] = {
-    "verify": lambda result: 0 if result["ok"] else 1,
-    "diff": lambda result: 0 if result["equal"] else 1,
-    "prune": lambda result: 2 if result["failed"] else 0,
-}
-"""The exit codes of subcommands; the others' is 0."""
+_MODULES: dict[str, Any] = {
+    "inspect": checkpoint_inspect, "verify": checkpoint_verify, "diff": checkpoint_diff, "convert": checkpoint_convert,
+    "consolidate": checkpoint_convert, "prune": checkpoint_prune,
+}  # fmt: skip
+"""The module with the function of each subcommand, which has the same name and the options as its arguments."""
 
 
 def _run(given: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str], int]:
     """Return the result of a subcommand, its text and the exit code."""
     if given.action == "convert":
-        given.max_file_size = _bytes(given.max_file_size)
-    (module, options), exit_code = _ACTIONS[given.action], _CODES.get(given.action)
-    result = getattr(module, given.action)(*(getattr(given, option) for option in options))
-    return result, module.text(result), exit_code(result) if exit_code else 0
+        given.largest = _bytes(given.largest)
+    module, options = _MODULES[given.action], {**vars(given)}
+    result = getattr(module, options.pop("action"))(**{name: options[name] for name in options if name != "json"})
+    is_fine = result.get("ok", result.get("equal", True))  # of verify, and of diff
+    return result, module.text(result), 2 if result.get("failed") else int(not is_fine)  # "failed": of prune
 
 
 def _bytes(gigabytes: float) -> int:

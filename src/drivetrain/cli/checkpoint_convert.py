@@ -94,7 +94,7 @@ def convert(
         TARGETS[to](found, staging / target.name, lost, notes, largest)
         _publish(staging, target)
     except OSError as error:
-        if target.exists():  # since the check above; a folder with files is ENOTEMPTY, not EEXIST
+        if target.exists():  # created after the check above; for a folder with files the error is ENOTEMPTY, not EEXIST
             raise taken from error
         plain = OSError(error.errno, os.strerror(error.errno)) if error.errno else error  # without the temporary name
         cure = (
@@ -112,7 +112,7 @@ def convert(
 
 
 def consolidate(path: str, out: str) -> dict[str, Any]:
-    """Write the folder of shards at ``path`` as one file of drivetrain; its memory is one tensor and one shard of it.
+    """Write the folder of shards at ``path`` as one drivetrain file; needs memory for a tensor and one of its shards.
 
     Raises:
         CheckpointError, ConfigurationError: as in :func:`convert`, or ``path`` is one file already.
@@ -124,7 +124,7 @@ def consolidate(path: str, out: str) -> dict[str, Any]:
 
 
 def _publish(staging: Path, target: Path) -> None:
-    """Move what is complete to its place: the rank files, then the checkpoint. An existing file is never replaced.
+    """Move the complete files to their place: the rank files, then the checkpoint. An existing file is never replaced.
 
     Raises:
         OSError: a file has this name, or cannot be moved; nothing that was there before has changed.
@@ -201,7 +201,7 @@ def _ours(found: Opened, lost: list[str]) -> dict[str, Any]:
     lost += noted
     if "drivetrain" in (plain.get("loops") or {}):
         plain["loops"] = {"drivetrain": plain["loops"]["drivetrain"]}
-    # Without the version a Trainer does not expect a random state, which the other program did not save.
+    # Only with drivetrain's version does a Trainer expect a random state, which the other program did not save.
     return plain if "loops" in tree else {**plain, **_versions()}
 
 
@@ -260,7 +260,7 @@ TARGETS: dict[str, Callable[[Opened, Path, list[str], list[str], int], None]] = 
     "safetensors": _to_safetensors,
     "huggingface": _to_huggingface,
 }
-"""By name, what writes a format."""
+"""The function that writes each format."""
 
 
 _WORDS = {

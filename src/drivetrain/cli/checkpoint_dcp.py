@@ -1,7 +1,7 @@
-"""Folders of ``torch.distributed.checkpoint`` (DCP): read without unpickling objects, and written.
+"""Read folders of ``torch.distributed.checkpoint`` (DCP) without unpickling objects, and write them.
 
-The file ``.metadata`` is a pickle of a few dataclasses, which :mod:`drivetrain.checkpoints.foreign` reads. Each item in
-the other files is a file of ``torch.save`` of its own: one process's part of a tensor, or an object.
+The file ``.metadata`` is a pickle of a few dataclasses, which :mod:`drivetrain.checkpoints.foreign` reads. The other
+files are sequences of items in the format of ``torch.save``: one process's part of a tensor, or an object.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from drivetrain.strategies.optimizer_states import by_number
 from drivetrain.strategies.sharded_files import TensorNames
 
 _METADATA = ".metadata"
-_BESIDE = "meta.pt"  # in which Lightning keeps what is no tensor
+_BESIDE = "meta.pt"  # Lightning's file for entries that are no tensors
 _TREE = "drivetrain"  # the entry with the plain data of a Trainer's checkpoint, as JSON
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether ``path`` is such a folder."""
+    """Return whether ``path`` is a folder of DCP."""
     return (path / _METADATA).is_file()
 
 
 @dataclass
 class _Item(Piece):
-    """A part of a tensor in a file of its own inside ``file``, which has this ``length`` in bytes."""
+    """A part of a tensor: an item of ``length`` bytes in ``file``."""
 
     length: int = 0
 
@@ -52,7 +52,7 @@ class _DcpTensor(StoredTensor):
         found = _load(self.folder / piece.file, piece.at, piece.length, self.called)  # type: ignore[operator]  # a local folder
         if not isinstance(found, Tensor) or (found.dtype, tuple(found.shape)) != (self.dtype, piece.shape):
             raise CheckpointError(f"{self.folder}: {self.called} is not what {_METADATA} says. Use another checkpoint.")
-        return found.resolve_conj().resolve_neg()  # whoever writes it copies the bytes of its memory
+        return found.resolve_conj().resolve_neg()  # because writers copy the bytes of its memory
 
 
 class _View(io.RawIOBase):
@@ -174,9 +174,7 @@ def _set(tree: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
 
 
 def _of_lightning(tree: Mapping[str, Any], beside: Any) -> dict[str, Any]:
-    """Return the entries of a Lightning checkpoint whose tensors are in a folder: optimizer states have numbers
-    again.
-    """
+    """Return the entries of a sharded checkpoint of Lightning, with optimizer states that number the parameters."""
     states: list[Any] = []
     while isinstance(state := tree.get(f"optimizer_{len(states)}"), Mapping):
         groups = state.get("param_groups", {})
@@ -199,11 +197,11 @@ def write(tree: Mapping[str, Any], folder: Path) -> None:
     for name, tensor in names.tensors.items():
         inner = name.removeprefix("model.")
         (state if inner == name else state["model"])[inner] = tensor
-    with warnings.catch_warnings():  # that there is one process
+    with warnings.catch_warnings():  # about training with one process
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         try:
             dcp_saver.save(state, storage_writer=dcp_files.FileSystemWriter(folder), no_dist=True)
-        except dcp_api.CheckpointException as error:  # of all ranks' exceptions; here there is one rank
+        except dcp_api.CheckpointException as error:  # it has the exceptions of all ranks, here of one
             failure, _ = next(iter(error.failures.values()))
             raise failure from error
 

@@ -14,9 +14,9 @@ from drivetrain.cli.checkpoint_kinds import WEIGHTS_ONLY, Opened, check_ordinary
 from drivetrain.errors import number_of, shown
 
 _CHUNK = 2**22  # elements that are compared at a time
-_IGNORED = frozenset({"rank_files"})  # their names are new in every save
+_IGNORED = frozenset({"rank_files"})  # rank files get new names in every save
 VERSIONS = frozenset({"drivetrain_version", "torch_version", "pytorch-lightning_version", "program"})
-"""Entries about what has written a checkpoint."""
+"""Entries that name the program and the versions that wrote a checkpoint."""
 
 _NOT_IN_LIGHTNING = frozenset({
     "drivetrain_version", "frozen_weights", "hparams_type", "optimizers", "program", "rank_files", "rank_state",
@@ -32,7 +32,7 @@ def holds(kind: str, key: str) -> bool:
 
 
 def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
-    """Compare two checkpoints, one tensor at a time; ``weights``: only those.
+    """Compare two checkpoints, one tensor at a time; with ``weights``, only their weights.
 
     Entries for which one of the two kinds has no place are not compared.
 
@@ -76,7 +76,7 @@ def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
 
 
 def _leaves(found: Opened, keys: Iterable[str], common: bool) -> Iterable[tuple[str, Any]]:
-    """Yield the leaves of these entries; ``common``: of the loops only the position that all kinds have."""
+    """Yield the leaves of these entries; with ``common``, of "loops" only the position, which all kinds have."""
     for key in sorted(keys):
         if key in found.tree:
             part = found.tree[key]
@@ -86,13 +86,13 @@ def _leaves(found: Opened, keys: Iterable[str], common: bool) -> Iterable[tuple[
 
 
 def _highest(names: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Return the paths among ``names`` that ``others`` lack; of containers that they lack, only the container's."""
+    """Return the paths in ``names`` that are not in ``others``; for a missing container, only the container's path."""
     known = {path for name in others for path in _upwards(name)}
     return sorted({next((path for path in _upwards(name) if path not in known), name) for name in names} - known)
 
 
 def _upwards(name: str) -> list[str]:
-    """Return the beginnings of a path, the shortest first, and the path."""
+    """Return all prefixes of a path, the shortest first; the last is the path."""
     parts = name.split("/")
     return ["/".join(parts[: index + 1]) for index in range(len(parts))]
 
@@ -109,7 +109,7 @@ def _of_tensors(one: Tensor, other: Tensor) -> dict[str, Any] | None:
         difference["dtypes"] = [str(each.dtype).removeprefix("torch.") for each in (one, other)]
     if one.shape != other.shape:
         return {**difference, "shapes": [list(one.shape), list(other.shape)]}
-    if one.dtype != other.dtype and torch.uint64 in (one.dtype, other.dtype):  # no type holds the values of both
+    if one.dtype != other.dtype and torch.uint64 in (one.dtype, other.dtype):  # no dtype has the values of both
         return difference
     count, unbounded = 0, 0
     largest: float = 0
@@ -138,14 +138,14 @@ def _of_tensors(one: Tensor, other: Tensor) -> dict[str, Any] | None:
 
 
 def _wide(one: torch.dtype, other: torch.dtype) -> torch.dtype:
-    """Return the type in which the distances of two types' values are computed."""
+    """Return the dtype in which differences between values of these dtypes are computed."""
     if one.is_complex or other.is_complex:
         return torch.complex128
     return torch.float64 if one.is_floating_point or other.is_floating_point else torch.int64
 
 
 def _integer_distance(one: Tensor, other: Tensor) -> int:
-    """Return the largest distance, exactly: it may need all 64 bits, which int64 shows as a negative number."""
+    """Return the largest difference, exactly: one that needs all 64 bits is a negative number in int64."""
     wide = [each.view(torch.int64) ^ -(2**63) if each.dtype == torch.uint64 else each.long() for each in (one, other)]
     distance = torch.maximum(*wide) - torch.minimum(*wide)
     large = distance[distance < 0]

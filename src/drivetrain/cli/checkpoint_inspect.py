@@ -104,23 +104,21 @@ def _processes(found: Opened) -> int | None:
 
 
 def _resume(found: Opened) -> dict[str, Any]:
-    """Return whether a fit can resume, from where, on how many processes, and why not, or not on others."""
-    tree, processes = found.tree, _processes(found)
+    """Return whether a fit can resume, from where, on how many processes, and the reason for each restriction."""
+    tree, inside, processes = found.tree, False, _processes(found)
     if found.kind in WEIGHTS_ONLY or not {"optimizer_states", "loops"} <= tree.keys():
         has_others = found.kind in ("torch", "dcp") and len(tree) > 1 and "drivetrain_version" not in tree
         why = "no Trainer has saved it" if has_others else "it holds only weights"
-        return {"possible": False, "inside_epoch": False, "processes": None, "reason": why}
-    if found.kind not in ("drivetrain", "drivetrain-sharded", "lightning"):
+    elif found.kind not in ("drivetrain", "drivetrain-sharded", "lightning"):
         why = "a Trainer reads no such folder: convert it with `drivetrain checkpoint convert`"
-        return {"possible": False, "inside_epoch": False, "processes": None, "reason": why}
-    if "drivetrain" not in (tree["loops"] or {}):
-        return {"possible": False, "inside_epoch": False, "processes": None, "reason": "its loops hold no position"}
-    inside = is_inside(tree)
-    if inside and "drivetrain_version" not in tree:
+    elif "drivetrain" not in (tree["loops"] or {}):
+        why = "its loops hold no position"
+    elif (inside := is_inside(tree)) and "drivetrain_version" not in tree:
         why = "it was saved inside an epoch, and Lightning does not save which samples were done"
-        return {"possible": False, "inside_epoch": True, "processes": None, "reason": why}
-    why = why_as_many(tree, (processes or 0) + 1) if inside else ""
-    return {"possible": True, "inside_epoch": inside, "processes": processes if why else "any", "reason": why}
+    else:
+        why = why_as_many(tree, (processes or 0) + 1) if inside else ""
+        return {"possible": True, "inside_epoch": inside, "processes": processes if why else "any", "reason": why}
+    return {"possible": False, "inside_epoch": inside, "processes": None, "reason": why}
 
 
 def _optimizers(tree: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
@@ -160,7 +158,7 @@ def text(described: Mapping[str, Any]) -> Iterable[str]:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes for people."""
+    """Return a number of bytes as text, such as "1.5 MiB"."""
     for unit in ("bytes", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

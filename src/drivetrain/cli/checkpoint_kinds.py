@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from drivetrain.base import files
-from drivetrain.base.compat_door import in_our_layout
 from drivetrain.base.restoring import entry, expect, restoring
+from drivetrain.base.supplied import in_our_layout
 from drivetrain.checkpoints import sharded
 from drivetrain.checkpoints.file import entries
 from drivetrain.checkpoints.foreign import is_container, is_legacy, placeholders, read_objects
@@ -33,7 +33,7 @@ KINDS = {
     "safetensors": "file of safetensors",
     "huggingface": "model folder as Hugging Face keeps them",
 }
-"""What :func:`open_checkpoint` recognizes, by the names that the commands print and take."""
+"""The kinds that :func:`open_checkpoint` recognizes, by the names that the commands print and accept."""
 
 WEIGHTS_ONLY = frozenset({"torch", "safetensors", "huggingface"})
 """Kinds that hold weights and nothing of a run."""
@@ -51,7 +51,7 @@ class Opened:
         kind: one of :data:`KINDS`.
         tree: its entries, with the weights under "state_dict". Tensors are read from the disk when they are used.
         files: its files, without the rank files beside it.
-        notes: sentences about what was found and is not in ``tree``.
+        notes: sentences about contents that are not in ``tree``.
     """
 
     path: Path
@@ -67,11 +67,11 @@ class Opened:
 
 
 def open_checkpoint(path: str) -> Opened:
-    """Open the local checkpoint at ``path``. Nothing in it is unpickled but plain data.
+    """Open the local checkpoint at ``path``. Only plain data in it is unpickled.
 
     Raises:
         CheckpointError: it does not exist, is of no known kind (a CheckpointNameError), or is damaged.
-        ConfigurationError: ``path`` is an address, no file and no folder, or cannot be read by this user.
+        ConfigurationError: ``path`` is an address, neither a file nor a folder, or cannot be read by this user.
     """
     if files.is_remote(path):
         raise ConfigurationError(f"{path} is an address, and this command reads local files. Download it first.")
@@ -175,7 +175,7 @@ def _is_state_dict(value: Mapping[Any, Any]) -> bool:
 
 
 def check_ordinary(found: Opened, sparse: bool) -> None:
-    """Check that every tensor has elements of its own in dense memory, or, with ``sparse``, is sparse.
+    """Check that every tensor is an ordinary dense one; with ``sparse``, sparse ones are allowed, too.
 
     Raises:
         CheckpointError: a tensor is quantized, or sparse where that is not supported; the message names it.
@@ -191,7 +191,7 @@ def check_ordinary(found: Opened, sparse: bool) -> None:
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path and the value of every leaf in dictionaries, lists and tuples: ``("state_dict/layer.bias", ...)``.
 
-    A list of plain values, such as a random state, is a leaf, and an empty container is one.
+    A list of plain values, such as a random state, is a leaf, and so is an empty container.
     """
     items: Any = ()
     if isinstance(value, Mapping):

@@ -31,14 +31,14 @@ _YOUNG = 3600  # seconds; a younger leftover may belong to a save that is runnin
 
 
 def prune(folder: str, keep: int | None = None, delete: bool = False) -> dict[str, Any]:
-    """Return, and with ``delete`` do, what would be removed from ``folder``.
+    """List what can be removed from ``folder``; with ``delete``, remove it.
 
-    The newest complete checkpoint stays, as do those that ModelCheckpoint recorded in it as its best and its last, the
-    targets of links, damaged files, and whatever drivetrain has not written.
+    These stay: the newest complete checkpoint, the best and the last one that ModelCheckpoint recorded in it, the
+    targets of links, damaged files, and files that drivetrain did not write.
 
     Args:
         folder: the folder of a ModelCheckpoint, for example. Its subfolders are not searched.
-        keep: the number of complete checkpoints that stay, the newest; ``None``: all, only leftovers are removed.
+        keep: how many of the newest complete checkpoints stay; ``None``: all, so that only leftovers are removed.
         delete: remove the files.
 
     Returns:
@@ -114,7 +114,7 @@ def _checkpoints(
         if (problem := _problem(path)) is not None:
             yield _entry(path, "keep", f"damaged, so it is not counted: {problem}", beside)
             continue
-        resumes = "loops" in mains[path]  # checkpoints of weights only are counted apart
+        resumes = "loops" in mains[path]  # checkpoints of weights only are counted separately
         counts[resumes] += 1
         complete, what = counts[resumes], "" if resumes else " with weights only"
         step = each if isinstance(each := mains[path].get("global_step"), int) else -1
@@ -143,7 +143,7 @@ def _problem(path: str) -> str | None:
 
 
 def _recorded(checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the names of the files that checkpoint callbacks have recorded, and as what."""
+    """Yield the names of the files that checkpoint callbacks have recorded, and the reason to keep each."""
     for state in (checkpoint.get("callbacks") or {}).values():
         for key, word in (("last_model_path", "last"), ("best_model_path", "best")):
             if isinstance(state, Mapping) and isinstance(path := state.get(key), str) and path:
@@ -194,7 +194,7 @@ def _leftovers(present: list[Path], mains: Mapping[str, Mapping[str, Any]]) -> I
 
 
 def _is_of_a_save(path: Path) -> bool:
-    """Return whether drivetrain can have written what ``path`` contains, whatever its name."""
+    """Return whether drivetrain can have written the contents of ``path``."""
     if path.is_dir():
         return all(each.is_file() and _IN_A_SAVE.fullmatch(each.name) for each in path.iterdir())
     if _PART.fullmatch(path.name) and path.is_file():  # may be cut short anywhere

@@ -1,4 +1,4 @@
-"""Weights in files of safetensors, and in a folder as Hugging Face keeps models; they need the package safetensors."""
+"""Read and write weights in safetensors files and in Hugging Face model folders; needs the package safetensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drivetrain.checkpoints.unread import UnreadTensor
 from drivetrain.errors import CheckpointError, check_installed
 
 _NAMES = ("model.safetensors", "pytorch_model.bin")
-_ALIAS = "drivetrain.alias:"  # prefix of entries in a file's metadata: a name of another tensor's memory
+_ALIAS = "drivetrain.alias:"  # prefix of metadata entries: a further name of a tensor, as tied weights have
 
 
 class _Alias:
@@ -32,7 +32,7 @@ def is_file(path: Path) -> bool:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Return the files with the weights of a model folder; empty if it is none.
+    """Return the files with the weights of a model folder; empty if ``folder`` is none.
 
     Raises:
         CheckpointError: the folder's index is damaged, or a file that it lists is missing.
@@ -81,7 +81,7 @@ def with_aliases(state: Mapping[str, Any]) -> dict[str, Any]:
 def write(state: Mapping[str, Any], target: Path, largest: int | None = None) -> list[str]:
     """Write tensors to the new file ``target``, or to a new folder in files of at most ``largest`` bytes.
 
-    A file of the model's weights is in memory at a time, unless the tensors are mapped.
+    The weights of one file are in memory at a time, unless the tensors are mapped.
 
     Args:
         state: the weights. Entries that are no tensors are left out.
@@ -121,7 +121,7 @@ def write(state: Mapping[str, Any], target: Path, largest: int | None = None) ->
 
 
 def split(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of a state, and for further names of the same tensor, as tied weights have, its first name."""
+    """Return the tensors of a state by their first names, and the first name for each further name of tied weights."""
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     firsts: dict[Any, str] = {}
@@ -157,7 +157,7 @@ def _save(tensors: Mapping[str, Tensor], target: Path, aliases: Mapping[str, str
 
 
 def _packed(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` in memory of its own, as safetensors needs it."""
+    """Return ``tensor`` contiguous and in memory of its own, as safetensors requires."""
     plain = tensor.whole() if isinstance(tensor, UnreadTensor) else tensor.detach().resolve_conj().resolve_neg()
     is_own = plain.is_contiguous() and plain.untyped_storage().nbytes() == plain.nbytes
     return plain if is_own else plain.contiguous().clone()

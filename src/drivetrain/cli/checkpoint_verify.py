@@ -21,7 +21,7 @@ _NO_CHECKSUMS = "{} has no checksums: only its sizes and its structure were chec
 
 
 def verify(path: str) -> dict[str, Any]:
-    """Check the checkpoint at ``path``; read all of it.
+    """Check the checkpoint at ``path`` by reading all of it.
 
     Returns:
         ``ok``; ``problems``, each with its ``file`` and a message ``problem``; ``notes``, on what has no checksums.
@@ -31,29 +31,28 @@ def verify(path: str) -> dict[str, Any]:
     """
     place = Path(files.spelled(path))
     notes: list[str] = []
-    problems: list[dict[str, str]] = []
     kind = None
     try:
         found = open_checkpoint(path)
     except (NoCheckpointError, CheckpointNameError):
         raise
     except CheckpointError as error:
-        problems.append({"file": str(place), "problem": str(error)})
         checks = _records(place) if place.is_file() and not checkpoint_safetensors.is_file(place) else ()
-        problems = [{"file": str(file), "problem": text} for file, text in checks] or problems
+        wrong = list(checks) or [(place, str(error))]
     else:
         kind = found.kind
-        problems = [{"file": str(file), "problem": text} for file, text in _problems(found)]
+        wrong = list(_problems(found))
         if any(map(checkpoint_safetensors.is_file, found.files)):
             notes.append(_NO_CHECKSUMS.format("safetensors"))
         elif any(file.suffix != ".safetensors" and is_legacy(file) for file in found.files):
             notes.append(_NO_CHECKSUMS.format("torch's format from before 1.6"))
+    problems = [{"file": str(file), "problem": text} for file, text in wrong]
     return {"path": path, "kind": kind, "ok": not problems, "problems": problems, "notes": notes}
 
 
 def first_problem(found: Opened) -> str | None:
-    """Return what is wrong with a checkpoint whose tensors are read without comparing checksums; ``None``: nothing."""
-    if found.kind in ("drivetrain-sharded", "dcp"):  # compared for each tensor
+    """Return the first damage that reading the tensors would not detect; ``None`` if there is none."""
+    if found.kind in ("drivetrain-sharded", "dcp"):  # reading a tensor compares its checksum
         return None
     main = Opened(found.path, found.kind, {}, found.files)  # without the rank files
     return next((problem for _, problem in _problems(main)), None)
@@ -95,7 +94,7 @@ def _records(file: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _of_shards(found: Opened) -> Iterator[tuple[Path, str]]:
-    """Yield each tensor that is damaged or incomplete; or, if none is, the file that is damaged elsewhere."""
+    """Yield each damaged tensor, or the damage outside of tensors; in an undamaged file, each incomplete tensor."""
     tensors = [each for _, each in leaves(found.tree) if isinstance(each, sharded.StoredTensor)]
     if damage := problem_of(sharded.verify, found.path):
         problems = [problem for each in tensors if (problem := problem_of(each.whole))]

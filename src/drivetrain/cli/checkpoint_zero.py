@@ -159,7 +159,7 @@ def _of_stage_3(first: Mapping[str, Any], optimizers: Sequence[Mapping[str, Any]
 
 
 def _parts(vectors: Sequence[Tensor], at: int, count: int) -> list[Tensor]:
-    """Return the elements from ``at`` on of vectors that continue each other, as parts of them."""
+    """Return ``count`` elements from ``at`` on of the concatenated vectors, as slices of the vectors."""
     found = []
     for vector in vectors:
         if at < len(vector) and count > 0:

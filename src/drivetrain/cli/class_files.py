@@ -1,4 +1,4 @@
-"""Classes in files: ``train.py:Net`` on a command line, in a configuration, and for the commands that try a part."""
+"""Import classes that a command line or a configuration names by their file, ``train.py:Net``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drivetrain.errors import ConfigurationError, did_you_mean
 
 _PLACE = re.compile(r"(--[\w.]+\+?=)?((?:[A-Za-z]:[\\/])?[^:\[\]{}'\"]+\.py):([A-Za-z_]\w*(?:\.\w+)*)")
 imported: dict[str, str] = {}
-"""The path of each module that was named by its file, as it was first written."""
+"""The file of each module that was imported by its file, as it was first written."""
 
 
 def module_of(file: str, folder: str = "") -> ModuleType:
@@ -69,7 +69,7 @@ def object_at(place: str, folder: str = "") -> Any:
 
 
 def import_path(text: str, folder: str = "") -> str:
-    """Return the import path for ``"file.py:Class"``, also behind ``--option=``; any other text as it is.
+    """Return the import path for ``"file.py:Class"``, also behind ``--option=``; any other text unchanged.
 
     The file is imported.
 
@@ -93,8 +93,8 @@ def import_paths(value: Any, folder: str) -> Any:
 
 
 def places(text: str, files: Mapping[str, str]) -> str:
-    """Return YAML with ``file.py:Class`` for each class of the modules in ``files``, which are as in
-    :data:`imported`.
+    """Replace the import paths in YAML by ``file.py:Class``, for classes of the modules in ``files`` (as
+    :data:`imported`).
     """
 
     def place(found: re.Match[str]) -> str:

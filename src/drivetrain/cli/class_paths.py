@@ -13,10 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from drivetrain.errors import ConfigurationError, shown
 
 OptimizerCallable = Callable[[Iterable[nn.Parameter]], Optimizer]
-"""For an argument of a module: what makes an optimizer of parameters. On the command line a class path."""
+"""Type of a module's argument that creates an optimizer from parameters; on the command line, a class path."""
 
 LRSchedulerCallable = Callable[[Optimizer], LRScheduler]
-"""The same for what makes a scheduler of an optimizer."""
+"""Type of a module's argument that creates a scheduler from an optimizer; on the command line, a class path."""
 
 
 class ReduceLROnPlateau(lr_scheduler.ReduceLROnPlateau):

@@ -2,7 +2,8 @@
 
 To add a subcommand, add a line to :data:`COMMANDS`, and to its module two functions: ``parser(prog)``, which returns
 the ``argparse.ArgumentParser`` of help and completion, and ``main(arguments, prog)``, which returns the exit code: 0;
-1 if what was checked is not right; 2 for wrong usage, or what could not be tried. For help nothing may import torch.
+1 if what was checked is not right; 2 for wrong usage, or what could not be tried. Importing the module and calling
+``parser`` may not import torch.
 """
 
 from __future__ import annotations
@@ -90,15 +91,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # of the standard output, or of something else in a program
         try:
             print(flush=True)
-        except BrokenPipeError:  # its reader, such as head, has ended; Python would report that at its end
+        except BrokenPipeError:  # the reader, such as head, has ended; Python would report it at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141  # as a shell has it for SIGPIPE
+            return 141  # a shell's exit code for SIGPIPE
         raise
     return code
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of what precedes a subcommand's own words."""
+    """Return the parser of the words up to the subcommand's name."""
     groups = dict.fromkeys(command.group for command in COMMANDS.values())
     listed = "\n\n".join(
         f"{group}:\n" + "\n".join(f"  {name:<14}{each.help}" for name, each in COMMANDS.items() if each.group == group)

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain completion") -> int:
 def _words(
     path: str, parser: argparse.ArgumentParser, commands: Mapping[str, command.Command] | None = None
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield for a command, and for those below it, its path ("checkpoint diff") and the words that may follow it."""
+    """Yield the path of a command ("checkpoint diff") and the words that may follow it, then of its subcommands."""
     words: dict[str, str] = {}
     below: dict[str, argparse.ArgumentParser] = {}
     for action in parser._actions:
@@ -69,7 +69,7 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 
 def _is_command(tree: Mapping[str, object], separator: str) -> str:
-    """Return the shell's pattern for the path so far and the next word, if that word is a command."""
+    """Return a shell pattern that matches the path of each command."""
     return separator.join(f'"{path}"' if " " in path else f'" {path}"' for path in tree if path)
 
 

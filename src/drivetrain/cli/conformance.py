@@ -18,7 +18,7 @@ with on_first_use:
     from drivetrain.testing import checks
 
 SCHEMA = 1
-"""Of the JSON: it rises when a key changes its meaning or is removed."""
+"""The version of the JSON; it rises when a key changes its meaning or is removed."""
 
 KINDS = ("accelerator", "strategy", "launcher", "cluster", "logger", "store", "precision", "loader")
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain conformance") -> int:
 
     outcomes: list[checks.Outcome] = []
     error = None
-    sys.path.insert(0, os.getcwd())  # modules beside the one who calls, as with python -m
+    sys.path.insert(0, os.getcwd())  # the working directory, as with python -m
     with _printing_to_stderr() as out:
         try:
             part = checks.Part(given.kind, given.part, given.args, given.settings)
@@ -74,7 +74,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     )
     made.add_argument("--check", metavar="NAME", help="run only this check")
     form = made.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print the results for programs")
+    form.add_argument("--json", action="store_true", help="print the results as JSON")
     form.add_argument("--badge", action="store_true", help="print one line of Markdown with a badge")
     return made
 

@@ -31,7 +31,7 @@ class Row:
         description: the accelerator's registered description.
         available: whether it can be used here.
         reason: why it cannot be used, or the error that it raised; empty if it can be used.
-        devices: their number.
+        devices: the number of its devices.
         total_memory: bytes of each device; ``None`` if unknown.
         auto_priority: the priority in ``accelerator="auto"``; ``None``: not considered.
         also: the accelerator's other names.
@@ -64,7 +64,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog, description="List the hardware that drivetrain can use on this machine.", allow_abbrev=False
     )
-    made.add_argument("--json", action="store_true", help="the same for programs; memory in bytes")
+    made.add_argument("--json", action="store_true", help="print the list as JSON, with memory in bytes")
     return made
 
 
@@ -117,7 +117,7 @@ def _row(entry: Entry[Accelerator]) -> Row:
         devices = accelerator.get_parallel_devices(list(range(count)))
         row.total_memory = [accelerator.total_memory(device) for device in devices]
         row.available, row.devices = True, count
-    except Exception as error:  # the same
+    except Exception as error:  # one broken accelerator must not hide the others
         row.reason = f"asking it raised {_shown(error)}"
     return row
 

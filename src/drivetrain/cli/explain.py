@@ -1,6 +1,6 @@
 """The command ``drivetrain explain``: the cause, an example and the cure of a message that ends with a code.
 
-The texts are in messages.md beside this file, an entry for each code; docs/make_errors.py writes docs/errors.md.
+The texts are in messages.md beside this file, an entry per code; docs/make_errors.py writes docs/errors.md from it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a command that reports says that it could not: the same for all."""
+"""Print why a command failed, also as JSON."""
 
 from __future__ import annotations
 

@@ -86,14 +86,14 @@ def main(arguments: Sequence[str], prog: str) -> int:
         "parser_kwargs": {"prog": prog.rpartition(" ")[0]}, "save_config_callback": save_config.SaveBesideLog,
         "args": [name, *words],
     }  # fmt: skip
-    if {"-h", "--help"} & {*words}:  # with the options of these classes
+    if {"-h", "--help"} & {*words}:  # the help shows the options of these classes, too
         options.update(model_class=model, datamodule_class=data, args=[name, "--help"])
     OneCommand(**options)
     return 0
 
 
 def _target(word: str) -> list[str]:
-    """Return the options that ``word``, a configuration or a class, stands for.
+    """Return the option for the first word of the command line: ``--config`` for a file, ``--model`` for a class.
 
     Raises:
         ConfigurationError: it is neither.
@@ -125,7 +125,7 @@ def _check(path: str, name: str) -> None:
     """Check the form of a configuration, and the names of its options and of the Trainer's arguments.
 
     Raises:
-        ConfigurationError: they are wrong. A file at an address, or which cannot be read, is left to the parser.
+        ConfigurationError: one of these is wrong. The parser reports a file that cannot be read.
     """
     if not os.path.isfile(path):
         return

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -36,7 +37,7 @@ with on_first_use:
 CLASS_PATH, INSTANTIATOR = "_class_path", "_instantiator"
 
 WRITTEN = "lightning.pytorch.cli.instantiate_module"
-"""The value of ``_instantiator``: the name that Lightning's files have there, so that it reads ours, too."""
+"""The value of ``_instantiator``: the one that Lightning writes, so that Lightning reads these files, too."""
 
 _KNOWN = frozenset({WRITTEN, "pytorch_lightning.cli.instantiate_module"})
 _MODULES_OF_THE_PARSER = frozenset({"jsonargparse", "yaml", "docstring_parser", "typeshed_client", "importlib"})
@@ -132,21 +133,26 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
     return result
 
 
-def class_to_build(cls: type, saved: dict[str, Any]) -> type | None:
+def class_and_arguments(cls: type, saved: dict[str, Any], given: Collection[str]) -> tuple[type, dict[str, Any]]:
+    """Return the class and the arguments of LightningCLI's hyperparameters: see :func:`class_to_build` and
+    :func:`rebuilt`.
+    """
+    found = class_to_build(cls, saved)
+    return found, rebuilt(found, saved, given)
+
+
+def class_to_build(cls: type, saved: dict[str, Any]) -> type:
     """Return the class of LightningCLI's hyperparameters, and remove the two keys from ``saved``.
 
     Args:
         cls: the class whose ``load_from_checkpoint`` was called.
         saved: the hyperparameters in a checkpoint.
 
-    Returns:
-        ``None`` if they were not saved by LightningCLI.
-
     Raises:
         CheckpointError: the hyperparameters name a class that is not imported, or not a subclass of ``cls``.
     """
     if (instantiator := saved.pop(INSTANTIATOR, None)) is None:
-        return None
+        return cls
     if instantiator not in _KNOWN:
         raise CheckpointError(
             f"The hyperparameters name {described(instantiator)} as what builds the module, and a checkpoint may not "
@@ -213,7 +219,7 @@ def check_names(value: Any) -> None:
     """Check that hyperparameters name no class or function that a file may not use.
 
     Raises:
-        CheckpointError: one does.
+        CheckpointError: one of them does.
     """
     for path, must_be_class in _names(value):
         if must_be_class and not isinstance(_imported(path), type):
@@ -269,17 +275,6 @@ def _imported(path: Any) -> Any:
     return found if find_open(name) is found else None
 
 
-class _Refuses:
-    """An import hook that prevents one thread from importing any module except the parser's own."""
-
-    def __init__(self) -> None:
-        self._thread = threading.get_ident()
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if threading.get_ident() == self._thread and name.partition(".")[0] not in _MODULES_OF_THE_PARSER:
-            raise ImportError(f"the program has not imported {name!r}, and a checkpoint may not do that")
-
-
 def _options(parser: ArgumentParser, key: str) -> set[str]:
     """Return the names of the options below ``key``; options of a dataclass argument contain a dot."""
     names = (action.dest.removeprefix(f"{key}.") for action in parser._actions)
@@ -329,8 +324,14 @@ def _raising(parser: ArgumentParser) -> Iterator[None]:
 
 @contextmanager
 def _nothing_imported() -> Iterator[None]:
-    """Context in which text from a file cannot cause an import."""
-    hook: Any = _Refuses()
+    """Context in which text from a file cannot cause this thread to import any module but the parser's own."""
+    thread = threading.get_ident()
+
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        if threading.get_ident() == thread and name.partition(".")[0] not in _MODULES_OF_THE_PARSER:
+            raise ImportError(f"the program has not imported {name!r}, and a checkpoint may not do that")
+
+    hook: Any = SimpleNamespace(find_spec=find_spec)
     sys.meta_path.insert(0, hook)
     try:
         yield

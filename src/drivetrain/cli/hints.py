@@ -34,7 +34,7 @@ _MEANT_BY = {
     "validate": ("eval", "evaluate", "val", "valid"),
     "predict": ("infer", "inference"),
 }
-"""What people write for a subcommand that is not similar to its name."""
+"""Words that users write for a subcommand, and that are not similar to its name."""
 
 
 def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
@@ -76,8 +76,8 @@ def _first_the_subcommand(name: str, option: str) -> str:
 
 
 def _for_option(name: str, known: set[str], dashes: str) -> Iterator[str]:
-    """Yield suggestions for an option, compared only with options of the same group: a common prefix "trainer." means
-    nothing.
+    """Yield suggestions for an option, compared only with options of the same group: a common prefix such as "trainer."
+    does not count.
     """
     parent, dot, leaf = name.rpartition(".")
     sisters = {option.rpartition(".")[2] for option in known if option.rpartition(".")[0] == parent}

@@ -317,12 +317,12 @@ class LightningCLI:
         return config if self.subcommand is None else config[self.subcommand]
 
     def _parser(self, subcommand: str | None) -> LightningArgumentParser:
-        """Return the parser of a subcommand, under Lightning's private name."""
+        """Return the parser of a subcommand; programs call it by this private name of Lightning's."""
         return self.parser if subcommand is None else self._subparsers[subcommand]
 
     def _get(self, config: Namespace, key: str, default: Any = None) -> Any:
-        """Return the value under ``key`` in the subcommand's part of ``config``, also under Lightning's private
-        name.
+        """Return the value under ``key`` in the subcommand's part of ``config``; programs call it by this private name
+        of Lightning's.
         """
         return config.get(str(self.subcommand), config).get(key, default)
 

@@ -21,7 +21,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog, description="Write a project that trains: a model, its data, a configuration, tests and a README.",
     )  # fmt: skip
-    made.add_argument("folder", metavar="FOLDER", help="a new folder; its name is that of the package, as my_project")
+    made.add_argument("folder", metavar="FOLDER", help="a new folder; the package gets its name, such as my_project")
     return made
 
 
@@ -48,5 +48,5 @@ def main(arguments: Sequence[str], prog: str = "drivetrain new") -> int:
 
 
 def _taken() -> set[str]:
-    """Return names that other packages have, which the project's would hide."""
+    """Return names of other packages, which a project of this name would hide."""
     return {*sys.stdlib_module_names, "drivetrain", "torch", "numpy", "tests"}

@@ -17,7 +17,7 @@ from typing import Any
 def program_parser(
     prog: str, description: str, options: str = "[OPTION ...]", epilog: str | None = None
 ) -> argparse.ArgumentParser:  # fmt: skip
-    """Return a parser without options; :func:`add_program_arguments` comes after a command's own."""
+    """Return a parser without options; add the command's own, then call :func:`add_program_arguments`."""
     usage = f"%(prog)s {options} PROGRAM [ARGUMENT ...]\n       %(prog)s {options} -m MODULE [ARGUMENT ...]"
     return argparse.ArgumentParser(prog, usage, description, epilog, allow_abbrev=False)
 
@@ -27,21 +27,28 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module's name")
     parser.add_argument("program", metavar="PROGRAM", help="a file, or a folder or an archive with a __main__.py")
     words = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="passed to the program")
-    words.required = False  # some versions of Python call it so if PROGRAM is missing
+    words.required = False  # else some versions of Python ask for it, too, if PROGRAM is missing
+
+
+def parse_program(prog: str) -> argparse.Namespace:
+    """Parse the command line of a process that a command starts for a program: the program and its arguments."""
+    parser = argparse.ArgumentParser(prog)
+    add_program_arguments(parser)
+    return parser.parse_args()
 
 
 def positive(text: str) -> int:
-    """Return the number that an option must have, from 1 on."""
+    """Return the value of an option that must be a whole number of at least 1."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def command_of(given: argparse.Namespace, parser: argparse.ArgumentParser, in_copy: bool = False) -> list[str]:
-    """Return what comes after ``python`` to start the parsed program.
+    """Return the words after ``python`` that start the parsed program.
 
     A file that does not exist is wrong usage; with ``in_copy``, it may be in a copy of the working directory. An option
-    of the command that stands after the program is passed to the program, and a line on standard error says it.
+    of the command that comes after the program is passed to the program, with a warning on stderr.
     """
     own = {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
     for word in (each.partition("=")[0] for each in given.arguments):
@@ -59,7 +66,7 @@ def command_of(given: argparse.Namespace, parser: argparse.ArgumentParser, in_co
 
 
 def say(line: str) -> None:
-    """Print a line about what a command does at this moment, where it is not mixed with the result."""
+    """Print a line of progress on stderr, so that it does not mix with the result."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -12,10 +12,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from string import Template
-from typing import Any
 
-from drivetrain.base import yaml_text
 from drivetrain.base.lazy import Later
+from drivetrain.base.yaml_text import scalar
 from drivetrain.cli.program import positive
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # pods are called <name>-<index>, in at most 63 characters
@@ -26,9 +25,12 @@ _TIME = re.compile(r"\d+(-\d+)?(:\d+){0,2}")
 _METADATA = Later("importlib.metadata")  # slow to import, and no help of a command needs it
 _APP = "/app"  # the program's folder in an image
 _RESTARTS = 10
-_PORT = 12910
 _LONGEST_SIGNAL_S = 65_535  # that SLURM can send before a job's end
 _STOP_TIMEOUT_S = 600  # the Trainer's default, whose import would take seconds
+
+_CLUSTERS = ("slurm", "trainjob", "ray", "sky", "dstack", "k8s", "docker")
+"""Each has a file in ``templates/``. In k8s.txt, the processes of a pod share their process numbers, because Python as
+process 1 would ignore SIGTERM until its fit begins."""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -37,7 +39,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         prog, description="Print the file that submits PROGRAM to a cluster. Its first comment says how to submit it, "
         "and what the Trainer of the program must be given. Arguments of the program come after --."
     )  # fmt: skip
-    made.add_argument("cluster", choices=_RECIPES, metavar="CLUSTER", help=", ".join(_RECIPES))
+    made.add_argument("cluster", choices=_CLUSTERS, metavar="CLUSTER", help=", ".join(_CLUSTERS))
     made.add_argument(
         "program", metavar="PROGRAM", type=_matching(re.compile(r"(?s).+"), "the path of a program"),
         help="the program: a path in the shared folder, or an absolute one",
@@ -91,13 +93,12 @@ def main(arguments: Sequence[str], prog: str = "drivetrain recipe") -> int:
             made.error(f"the argument {word!r} holds control characters or ${{{{. Let the program read it from a file.")
     if problem := _problem(given):
         made.error(problem)
-    given.command = ["python", given.program, *own]
-    print(_RECIPES[given.cluster](given), end="")
+    print(_file(given, [given.program, *own]), end="")
     return 0
 
 
 def _problem(given: argparse.Namespace) -> str:
-    """Return why the file would not work on its platform; "" if it would."""
+    """Return why the file would not work on its platform; "" if it works."""
     if given.cluster == "slurm" and not given.stop_timeout < (_seconds(given.time) or math.inf):
         return f"SLURM would ask the job to stop when it starts: --time={given.time} is no more than --stop-timeout."
     if given.cluster == "slurm" and given.stop_timeout > _LONGEST_SIGNAL_S:
@@ -132,199 +133,59 @@ def _matching(pattern: re.Pattern[str], what: str) -> Callable[[str], str]:
     return check
 
 
-def _top(given: argparse.Namespace, submit: str, trainer: str, *notes: str) -> list[str]:
-    """Return the comment at the top of a file."""
-    kind = 'accelerator="cpu", ' if given.cpu else ""
-    timeout = f", stop_timeout_s={given.stop_timeout}"
-    lines = [f"Submit it with: {submit}", f"The program needs: Trainer({kind}{trainer}{timeout})"]
-    return [f"# {line}" for line in (*lines, *notes)]
+def _command(given: argparse.Namespace, program: Sequence[str]) -> str:
+    """Return the program's command as the file of the cluster has it."""
+    inside = f"cd -- {shlex.quote(given.folder)} && exec "
+    if given.cluster == "docker":
+        return json.dumps(["python", str(Path(_APP, program[0])), *program[1:]], ensure_ascii=False)
+    if given.cluster == "k8s":
+        return "\n            ".join(f"- {_literal(word)}" for word in ("python", *program))
+    if given.cluster == "trainjob":
+        launch = f"torchrun --shutdown-timeout={given.stop_timeout} --max-restarts={_RESTARTS}"
+        return _literal(f"{inside}$(command -v tini) {launch} {shlex.join(program)}")
+    if given.cluster == "sky":
+        is_absolute = program[0].startswith("/")
+        path = shlex.quote(program[0]) if is_absolute else '"$HOME"/' + shlex.quote(f"sky_workdir/{program[0]}")
+        return scalar(f"{inside}python {path} {shlex.join(program[1:])}\n")
+    command = shlex.join(["python", *program])
+    if given.cluster == "slurm":
+        return f"{inside}srun --kill-on-bad-exit=1 {command}"
+    return repr(inside + command) if given.cluster == "ray" else scalar(inside + command)
 
 
-def _in_folder(given: argparse.Namespace, command: Sequence[str], run: str = "exec") -> str:
-    """Return shell code that runs ``command`` in the shared folder, in place of the shell."""
-    return f"cd -- {shlex.quote(given.folder)} && {run} {shlex.join(command)}"
+def _literal(word: str) -> str:
+    """Return a word of a container's command as YAML; Kubernetes would replace ``$(NAME)`` in it."""
+    return scalar(word.replace("$", "$$"))
 
 
-def _slurm(given: argparse.Namespace) -> str:
-    processes = f"num_nodes={given.nodes}, devices={given.devices}"
-    gpus = [] if given.cpu else [f"--gpus-per-node={given.devices}"]
-    options = [
-        f"--job-name={given.name}", f"--nodes={given.nodes}", f"--ntasks-per-node={given.devices}", *gpus,
-        f"--time={given.time}", f"--signal=USR1@{given.stop_timeout}", "--requeue", "--open-mode=append",
-        "--output=%x-%j.log",
-    ]  # fmt: skip
-    notes = (
-        f"{given.stop_timeout} s before its time is over, the job gets USR1: it saves, and goes back into the queue.",
-        "After the failure of a machine, SLURM queues it again. Each start resumes from the newest checkpoint.",
-    )
-    return "\n".join([
-        "#!/bin/bash", *(f"#SBATCH {option}" for option in options),
-        *_top(given, "sbatch FILE", processes, *notes),
-        "export DRIVETRAIN_RESUME=auto",
-        _in_folder(given, ["srun", "--kill-on-bad-exit=1", *given.command]), "",
-    ])  # fmt: skip
-
-
-def _from_template(name: str, top: list[str], **words: object) -> str:
-    template = Path(__file__).with_name("templates").joinpath(name).read_text(encoding="utf-8")
-    return Template(template).substitute(words, top="\n".join(top))
-
-
-def _docker(given: argparse.Namespace) -> str:
-    image, folder = given.image or given.name, shlex.quote(given.folder)
-    devices = f"--cpus={given.devices}" if given.cpu else f"--gpus={given.devices}"
-    run = ["docker run --detach", f"--name={given.name}", devices, f"--stop-timeout={given.stop_timeout}",
-           f"--restart=on-failure:{_RESTARTS}", "--ipc=host", f"--volume={folder}:{folder}", image]  # fmt: skip
-    notes = (
-        "This folder needs the wheel of drivetrain, and requirements.txt with the program's other packages. The rest",
-        f"of it is copied to {_APP}, but for what .dockerignore names: write .git, .env and folders of runs there.",
-        f"The program runs as user 1000, who must be able to write in {given.folder}.",
-    )
-    top = [f"# Build it with: docker build --tag={image} --file=FILE .", *_top(given, " ".join(run), _devices(given))]
-    return _from_template(
-        "docker.txt", [*top, *(f"# {note}" for note in notes)], folder=folder, app=_APP,
-        python=".".join(map(str, sys.version_info[:2])), torch=_METADATA.version("torch").partition("+")[0],
-        index=" --index-url=https://download.pytorch.org/whl/cpu" if given.cpu else "",
-        command=json.dumps(["python", str(Path(_APP, given.program)), *given.command[2:]], ensure_ascii=False),
-    )  # fmt: skip
-
-
-def _ray(given: argparse.Namespace) -> str:
-    variables = {"DRIVETRAIN_RESUME": "auto", "RAY_JOB_STOP_SIGNAL": "SIGTERM",
-                 "RAY_JOB_STOP_WAIT_TIME_S": str(given.stop_timeout)}  # fmt: skip
-    trainer = f'strategy="ddp_ray", num_nodes={given.nodes}, devices={given.devices}'
-    notes = (f"The job is started again after a failure, up to {_RESTARTS} times, and resumes each time.",)
-    top = _top(given, "RAY_API_SERVER_ADDRESS=http://HEAD:8265 python FILE", trainer, *notes)
-    return _from_template(
-        "ray.txt", top, starts=_RESTARTS + 1, entrypoint=repr(_in_folder(given, given.command)),
-        variables="\n".join(f"            {name!r}: {value!r}," for name, value in variables.items()),
-    )  # fmt: skip
-
-
-def _yaml(top: list[str], *documents: dict[str, Any]) -> str:
-    return "\n".join([*top, "---\n".join(map(yaml_text.dump, documents))])
-
-
-def _sky(given: argparse.Namespace) -> str:
-    devices = {"cpus": f"{given.devices}+"} if given.cpu else {"accelerators": f"{given.gpu}:{given.devices}"}
-    program = given.command[1]
-    where = program if program.startswith("/") else f"sky_workdir/{program}"
-    path = shlex.quote(where) if program.startswith("/") else f'"$HOME"/{shlex.quote(where)}'
-    notes = (
-        "The program is copied from this folder. SkyPilot sets no time for stopping: a machine that is taken away may",
-        "end sooner than the Trainer's limit. The job starts again then, and resumes from the newest checkpoint.",
-    )
-    task = {
-        "name": given.name, "num_nodes": given.nodes, "workdir": ".",
-        "resources": {**devices, "job_recovery": {"max_restarts_on_errors": _RESTARTS}},
-        "file_mounts": {given.folder: {"name": given.volume, "mode": "MOUNT"}},
-        "envs": {"DRIVETRAIN_RESUME": "auto"},
-        "run": f"cd -- {shlex.quote(given.folder)} && exec python {path} {shlex.join(given.command[2:])}\n",
-    }  # fmt: skip
-    return _yaml(_top(given, "sky jobs launch FILE", _devices(given), *notes), task)
-
-
-def _devices(given: argparse.Namespace) -> str:
-    """Return what the Trainer needs where the cluster says the number of machines: nothing for GPUs."""
-    return f"devices={given.devices}" if given.cpu else 'devices="auto"'
-
-
-def _dstack(given: argparse.Namespace) -> str:
-    notes = ("The shared folder is one of the machines of the fleet, such as a network file system.",)
-    task = {
-        "type": "task", "name": given.name, "nodes": given.nodes,
-        **({"image": given.image} if given.image else {"python": "3.12"}),
-        "env": {"DRIVETRAIN_RESUME": "auto"},
-        "commands": [_in_folder(given, given.command)],
-        "resources": {"cpu": f"{given.devices}.."} if given.cpu else {"gpu": given.devices},
-        "volumes": [f"{given.folder}:{given.folder}"],
-        "stop_duration": f"{given.stop_timeout}s",
-        "retry": {"on_events": ["no-capacity", "interruption", "error"], "duration": "1d"},
-    }  # fmt: skip
-    return _yaml(_top(given, "dstack apply -f FILE", _devices(given), *notes), task)
-
-
-def _container(given: argparse.Namespace, **variables: str) -> dict[str, Any]:
-    """Return the parts of a container that both kinds of manifest have."""
-    limits = {"cpu": str(given.devices)} if given.cpu else {"nvidia.com/gpu": str(given.devices)}
-    variables = {"DRIVETRAIN_RESUME": "auto", **variables}
-    return {
-        "image": given.image,
-        "env": [{"name": name, "value": value} for name, value in variables.items()],
-        "resources": {"limits": limits},
-        "volumeMounts": [{"name": "shared", "mountPath": given.folder}, {"name": "shm", "mountPath": "/dev/shm"}],
+def _limit(given: argparse.Namespace) -> str:
+    """Return the devices of a machine as the file of the cluster has them."""
+    count = given.devices
+    by_cluster = {
+        "docker": (f"--cpus={count}", f"--gpus={count}"),
+        "sky": (f'cpus: "{count}+"', f"accelerators: {scalar(f'{given.gpu}:{count}')}"),
+        "dstack": (f'cpu: "{count}.."', f"gpu: {count}"),
     }
+    for_cpu, for_gpu = by_cluster.get(given.cluster, (f'cpu: "{count}"', f'nvidia.com/gpu: "{count}"'))
+    return for_cpu if given.cpu else for_gpu
 
 
-def _literal(command: list[str]) -> list[str]:
-    """Return a container's command so that Kubernetes, which replaces ``$(NAME)``, leaves its words as they are."""
-    return [word.replace("$", "$$") for word in command]
-
-
-def _volumes(given: argparse.Namespace) -> list[dict[str, Any]]:
-    claim = {"claimName": given.volume or "shared"}
-    return [{"name": "shared", "persistentVolumeClaim": claim}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]
-
-
-def _k8s(given: argparse.Namespace) -> str:
-    name = given.name
-    first = {"DRIVETRAIN_JOB_NODES": str(given.nodes), "MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": str(_PORT)}
-    container = {
-        "name": "train", "command": _literal(given.command), "workingDir": given.folder, **_container(given, **first)
+def _file(given: argparse.Namespace, program: Sequence[str]) -> str:
+    """Fill in the template of the cluster, which uses some of these words."""
+    quote = shlex.quote if given.cluster in ("slurm", "ray", "docker") else scalar
+    name, folder, image = given.name, given.folder, scalar(given.image or "")
+    words = {
+        **vars(given), "name": quote(name), "folder": quote(folder), "image": image, "tag": given.image or name,
+        "volume": scalar(given.volume or "shared"), "mount": scalar(f"{folder}:{folder}"), "app": _APP,
+        "base": f"image: {image}" if given.image else 'python: "3.12"', "address": f"{name}-0.{name}",
+        "command": _command(given, program), "limit": _limit(given),
+        "kind": 'accelerator="cpu", ' if given.cpu else "", "counted": given.devices if given.cpu else '"auto"',
+        "gpus": "" if given.cpu else f"\n#SBATCH --gpus-per-node={given.devices}",
+        "restarts": _RESTARTS, "starts": _RESTARTS + 1, "pods": _RESTARTS * given.nodes,
     }  # fmt: skip
-    service = {
-        "apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
-        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}},
-    }  # fmt: skip
-    pod = {
-        "subdomain": name, "restartPolicy": "Never", "terminationGracePeriodSeconds": given.stop_timeout,
-        "shareProcessNamespace": True,  # as process 1, Python would ignore SIGTERM until its fit begins
-        "automountServiceAccountToken": False, "containers": [container], "volumes": _volumes(given),
-    }  # fmt: skip
-    evicted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    job = {
-        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name},
-        "spec": {
-            "completionMode": "Indexed", "completions": given.nodes, "parallelism": given.nodes,
-            "backoffLimit": _RESTARTS * given.nodes, "podReplacementPolicy": "Failed",
-            "podFailurePolicy": {"rules": [evicted]}, "template": {"spec": pod},
-        },
-    }  # fmt: skip
-    notes = ("Pods that end by a failure or an eviction are replaced, and the job resumes from the newest checkpoint.",)
-    return _yaml(_top(given, "kubectl apply -f FILE", _devices(given), *notes), service, job)
-
-
-def _trainjob(given: argparse.Namespace) -> str:
-    launch = ["torchrun", f"--shutdown-timeout={given.stop_timeout}", f"--max-restarts={_RESTARTS}", *given.command[1:]]
-    container = _container(given)
-    pod = {
-        "terminationGracePeriodSeconds": given.stop_timeout, "volumes": _volumes(given),
-        "containers": [{"name": "node", "volumeMounts": container.pop("volumeMounts")}],
-    }  # fmt: skip
-    patch = {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": pod}}}}]}
-    job = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": given.name},
-        "spec": {
-            "runtimeRef": {"name": "torch-distributed"},
-            "trainer": {
-                "numNodes": given.nodes, "numProcPerNode": given.devices,
-                "command": _literal(["bash", "-c", _in_folder(given, launch, "exec $(command -v tini)")]),
-                "resourcesPerNode": container.pop("resources"), **container,
-            },
-            "runtimePatches": [
-                {"manager": "drivetrain.recipe/user", "trainingRuntimeSpec": {"template": {"spec": patch}}}
-            ],
-        },
-    }  # fmt: skip
-    notes = (
-        "It uses the runtime torch-distributed, which says how often pods are replaced.",
-        "Without tini in the image, a pod that waits for others ends only when the time for stopping is over.",
-    )
-    processes = f"num_nodes={given.nodes}, devices={given.devices}"
-    return _yaml(_top(given, "kubectl apply -f FILE", processes, *notes), job)
-
-
-_RECIPES: dict[str, Callable[[argparse.Namespace], str]] = {
-    "slurm": _slurm, "trainjob": _trainjob, "ray": _ray, "sky": _sky, "dstack": _dstack, "k8s": _k8s,
-    "docker": _docker,
-}  # fmt: skip
+    if given.cluster == "docker":
+        words["python"] = ".".join(map(str, sys.version_info[:2]))
+        words["torch"] = _METADATA.version("torch").partition("+")[0]
+        words["index"] = " --index-url=https://download.pytorch.org/whl/cpu" if given.cpu else ""
+    template = Path(__file__).with_name("templates").joinpath(f"{given.cluster}.txt").read_text(encoding="utf-8")
+    return Template(template).substitute(words)

@@ -12,14 +12,14 @@ from drivetrain.engine.command_line import COMMAND_LINE_PREFIX
 _OPTIONS: dict[str, tuple[str, type, str]] = {
     # arguments of Engine() that come from the command line if the program omits them
     "accelerator": (f"{COMMAND_LINE_PREFIX}ACCELERATOR", str, "what to run on, such as cpu or auto"),
-    "strategy": (f"{COMMAND_LINE_PREFIX}STRATEGY", str, "how the model lives on its devices, such as ddp or auto"),
-    "devices": (f"{COMMAND_LINE_PREFIX}DEVICES", str, "how many, their indices as in 0,1, or auto"),
-    "num_nodes": (f"{COMMAND_LINE_PREFIX}NUM_NODES", int, "machines that take part"),
-    "precision": (f"{COMMAND_LINE_PREFIX}PRECISION", str, "how numbers are kept, such as bf16-mixed"),
-    # through which several machines find each other
-    "node_rank": ("NODE_RANK", int, "which of the machines this is, from 0"),
-    "main_address": ("MASTER_ADDR", str, "where the first machine is reached"),
-    "main_port": ("MASTER_PORT", int, "and on which port"),
+    "strategy": (f"{COMMAND_LINE_PREFIX}STRATEGY", str, "how the model is spread over devices, such as ddp or auto"),
+    "devices": (f"{COMMAND_LINE_PREFIX}DEVICES", str, "their number, their indices such as 0,1, or auto"),
+    "num_nodes": (f"{COMMAND_LINE_PREFIX}NUM_NODES", int, "the number of machines"),
+    "precision": (f"{COMMAND_LINE_PREFIX}PRECISION", str, "the numeric precision, such as bf16-mixed"),
+    # how several machines find each other
+    "node_rank": ("NODE_RANK", int, "the index of this machine, from 0"),
+    "main_address": ("MASTER_ADDR", str, "the address of the first machine"),
+    "main_port": ("MASTER_PORT", int, "the port of the first machine"),
 }
 """For each option the environment variable into which it is written, its type, and a line of help."""
 

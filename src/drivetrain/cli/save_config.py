@@ -99,7 +99,7 @@ class SaveConfigCallback(Callback):
 
 
 class SaveBesideLog(SaveConfigCallback):
-    """The same for a run with a logger; without one, the working directory may have a ``config.yaml`` of the user."""
+    """Saves the configuration if the run has a logger; else the user's own ``config.yaml`` might be in its folder."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if trainer.loggers:

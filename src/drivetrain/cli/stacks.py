@@ -24,7 +24,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "the collective in which each waits, which rank is missing there, and the stacks of all threads.",
     )  # fmt: skip
     made.add_argument("job", metavar="RUN_DIR|PID", help="the folder of the run, or any of the job's processes")
-    made.add_argument("--json", action="store_true", help="the same for programs")
+    made.add_argument("--json", action="store_true", help="print the positions as JSON")
     return made
 
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain stacks") -> int:
 
 
 def _as_data(board: Board, seen: Mapping[int, Seen]) -> dict[str, Any]:
-    """Return what the ranks of a job do now, as what can be written as JSON."""
+    """Return what the ranks of a job do now, as data for JSON."""
     absent, now = missing(seen), time.time()
     ranks = [
         {
@@ -66,7 +66,7 @@ def _as_data(board: Board, seen: Mapping[int, Seen]) -> dict[str, Any]:
 
 
 def _boards() -> Iterator[Board]:
-    """Yield the boards of running jobs; a killed launching process may have left others."""
+    """Yield the boards, on which ranks report, of running jobs; a killed launcher may have left others."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
         try:
             if folder.stat().st_uid != os.getuid():

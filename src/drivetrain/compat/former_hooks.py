@@ -42,6 +42,11 @@ GONE_FROM_CALLBACKS = {
 """The same for callbacks; these are warned of, because a callback may be written for several libraries."""
 
 
+def former_hooks(of_callbacks: bool) -> dict[str, str]:
+    """Return by name the hooks of modules, or of callbacks, that are called no longer, and what does their work."""
+    return GONE_FROM_CALLBACKS if of_callbacks else {name: instead for name, (instead, _) in RENAMED.items()}
+
+
 def check_not_defined(module: LightningModule, strategy: Strategy) -> None:
     """Check that ``module`` defines no hook that is called no longer; let a former name replace the new one.
 

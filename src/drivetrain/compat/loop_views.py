@@ -298,7 +298,7 @@ def _checkpoint_view(trainer: Trainer) -> connector_views.CheckpointView:
 
 
 class ViewsOfTrainer:
-    """The Trainer's properties under Lightning's names; it finds them through :mod:`drivetrain.base.compat_door`."""
+    """The Trainer's properties under Lightning's names; it gets each by :func:`familiar_property`."""
 
     fit_loop = property(FitView)
     validate_loop = _evaluation_loop("validate")
@@ -310,6 +310,11 @@ class ViewsOfTrainer:
     _data_connector = property(connector_views.DataView)
     _logger_connector = property(connector_views.LoggerView)
     _results = property(lambda trainer: connector_views.ResultsView(trainer.logbook) if trainer.state.stage else None)
+
+
+def familiar_property(name: str) -> Any:
+    """Return a property of :class:`ViewsOfTrainer`."""
+    return vars(ViewsOfTrainer)[name]
 
 
 def _table(results: list[dict[str, Any]], stage: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from drivetrain.base.ini import tables
 from drivetrain.base.introspect import is_own_class
-from drivetrain.compat.overrides import Members, warn_once
+from drivetrain.compat.overrides import Members, own_base, warn_of_near_misses, warn_once
 
 _FILE = tables(__file__, "members.ini")
 
@@ -34,6 +34,7 @@ TABLES = {
         refused(contract),
         _HARMLESS.get(contract, frozenset()),
         " ".join(_FILE["needed"].get(contract, "").split()),
+        contract,
     )
     for contract, kind in _FILE["kind"].items()
 }
@@ -51,19 +52,35 @@ ENGINE_ONLY = frozenset({"convert_output"})
 """Members of a precision that belong to a module that an Engine has set up: a Trainer does not call them."""
 
 
-def warn_of_trainer_members(cls: type, contract: str) -> None:
-    """Warn once per class about overrides for a Trainer in a user's strategy or precision that an Engine uses.
+def check_members(cls: type) -> None:
+    """Check a user's class against its contract, and warn about names that are nearly members.
+
+    Raises:
+        ConfigurationError: the class overrides a member that is never called: see :meth:`Members.check`.
+    """
+    if is_own_class(cls) or own_base(cls) is object:
+        return
+    contracts = (owner.__name__ for owner in cls.__mro__ if is_own_class(owner))
+    table = next((TABLES[name] for name in contracts if name in TABLES), None)
+    if table is not None:
+        table.check(cls)
+    warn_of_near_misses(cls, set() if table is None else table.refused.keys() | table.harmless)
+
+
+def warn_of_uncalled(cls: type, contract: str, caller: str) -> None:
+    """Warn once per class about overrides that ``caller`` never calls.
 
     Args:
-        cls: the class.
+        cls: a user's callback, strategy or precision.
         contract: the name of its contract.
+        caller: "Trainer" or "Engine".
     """
-    warn_once(cls, TRAINER_ONLY[contract], f"which a Trainer calls and an Engine does not. {_FOR_BOTH[contract]}")
-
-
-def warn_of_engine_members(cls: type) -> None:
-    """Warn once per class about overrides for an Engine in a user's precision that a Trainer uses."""
-    warn_once(cls, ENGINE_ONLY, "which an Engine calls and a Trainer does not. Convert in training_step for both.")
+    if contract == "Callback":
+        _warn_of_callback(cls)
+    elif caller == "Engine":
+        warn_once(cls, TRAINER_ONLY[contract], f"which a Trainer calls and an Engine does not. {_FOR_BOTH[contract]}")
+    else:
+        warn_once(cls, ENGINE_ONLY, "which an Engine calls and a Trainer does not. Convert in training_step for both.")
 
 
 # ---- private methods of callbacks ------------------------------------------------------------------------------------
@@ -75,8 +92,7 @@ INSTEAD = {owner: tuple(found.split()) for owner, found in _FILE["called"].items
 """By class, what is called beside its hooks where a program overrides it."""
 
 
-def warn_of_uncalled(cls: type) -> None:
-    """Warn once per user's class about overrides of drivetrain's callbacks that are never called."""
+def _warn_of_callback(cls: type) -> None:
     for base in filter(is_own_class, cls.__mro__):
         if names := UNCALLED.get(base.__name__):
             called = ", ".join((*INSTEAD.get(base.__name__, ()), "its hooks"))

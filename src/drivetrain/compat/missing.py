@@ -151,14 +151,16 @@ ENGINE = {
 """By name of an attribute that the Engine does not have and other libraries have, what to write instead."""
 
 
-def is_known_to_be_missing(package: str, name: str) -> bool:
-    """Return whether Lightning has ``name`` in the counterpart of ``package``, and this version lacks it."""
-    return name in MISSING.get(package, {})
+def instead_of(owner: str, name: str) -> str | None:
+    """Return what to write instead of ``name``: see :func:`drivetrain.base.supplied.instead_of`."""
+    of_class = {"Trainer": ARGUMENTS, "Engine": ENGINE}.get(owner)
+    return why_missing(owner, name) if of_class is None else of_class.get(name)
 
 
 def why_missing(package: str, name: str) -> str | None:
-    """Return the message for such a name; ``None`` for any other name."""
-    if not is_known_to_be_missing(package, name):
+    """Return the message for a name that Lightning has in the counterpart of ``package`` and this version lacks;
+    ``None`` for any other name.
+    """
+    if (instead := MISSING.get(package, {}).get(name)) is None:
         return None
-    instead = MISSING[package][name]
     return f"this version of drivetrain does not have it{f'. {instead}' if instead else ' yet.'}"

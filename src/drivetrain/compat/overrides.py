@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from drivetrain.base.compat_door import field_members
 from drivetrain.base.introspect import is_own_class, near_misses
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError
@@ -28,12 +27,14 @@ class Members:
         refused: members whose override is an error, and what to write instead.
         harmless: members whose override is not called and would change no number, state or rank.
         needed: what to write instead of a subclass that overrides nothing; empty if such a subclass is useful.
+        contract: the name of the contract, whose direct subclasses ``needed`` is for.
     """
 
     kind: str
     refused: Mapping[str, str] = field(default_factory=dict)
     harmless: frozenset[str] = frozenset()
     needed: str = ""
+    contract: str = ""
 
     def check(self, cls: type) -> None:
         """Check that all overrides in a user's class are called; warn once about harmless ones.
@@ -49,29 +50,13 @@ class Members:
                 f"{own[name].__name__} overrides {name}, which is never called here, and without it this {self.kind} "
                 f"would do something else than it says. {self.refused[name]}"
             )
-        base = _own_base(cls)
-        extends_contract = field_members().TABLES.get(base.__name__) is self
+        base = own_base(cls)
+        extends_contract = base.__name__ == self.contract
         if self.needed and extends_contract and "__init__" not in own and not _public(own) & {*dir(base)}:
             near = next(near_misses(cls, base, members_of(base), alike=0.8, values=True), None)
             cure = self.needed if near is None else f"Is {near[0]} meant as {near[1]}? Rename it."
             raise ConfigurationError(f"{cls.__name__} overrides nothing of {base.__name__}. {cure}")
         warn_once(cls, self.harmless, "which is not called here and not needed.")
-
-
-def check_members(cls: type) -> None:
-    """Check a user's class against its contract, and warn about names that are nearly members.
-
-    Raises:
-        ConfigurationError: the class overrides a member that is never called: see :meth:`Members.check`.
-    """
-    if is_own_class(cls) or _own_base(cls) is object:
-        return
-    tables: dict[str, Members] = field_members().TABLES
-    contracts = (owner.__name__ for owner in cls.__mro__ if is_own_class(owner))
-    table = next((tables[name] for name in contracts if name in tables), None)
-    if table is not None:
-        table.check(cls)
-    warn_of_near_misses(cls, set() if table is None else table.refused.keys() | table.harmless)
 
 
 def warn_of_near_misses(cls: type, known: Iterable[str] = ()) -> None:
@@ -81,7 +66,7 @@ def warn_of_near_misses(cls: type, known: Iterable[str] = ()) -> None:
         cls: the user's class.
         known: further members, beyond the public attributes of the contract.
     """
-    base = _own_base(cls)
+    base = own_base(cls)
     names = members_of(base) | _public(known)
     for name, member in near_misses(cls, base, names, values=True):
         if name not in names and (cls, frozenset({name})) not in _warned:
@@ -111,7 +96,7 @@ def _public(names: Iterable[str]) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def _own_base(cls: type) -> type:
+def own_base(cls: type) -> type:
     """Return the class of drivetrain that a user's class extends."""
     return next((owner for owner in cls.__mro__ if is_own_class(owner)), object)
 

@@ -1,4 +1,4 @@
-"""The table of checks, what a check yields, and the process in which each check runs."""
+"""What a check yields, and the process in which each check runs."""
 
 from __future__ import annotations
 
@@ -62,17 +62,6 @@ class Check(NamedTuple):
     ranks: int = 1
 
 
-CHECKS = (
-    Check("versions", "drivetrain.doctor.versions:check", 20),
-    Check("limits", "drivetrain.doctor.limits:check", 20),
-    Check("clock", "drivetrain.doctor.clock:check", 20),
-    Check("disk", "drivetrain.doctor.disk:check", 60),
-    Check("devices", "drivetrain.doctor.devices:check", 120, uses_torch=True),
-    Check("optimizers", "drivetrain.doctor.optimizers:check", 120, uses_torch=True),
-    Check("processes", "drivetrain.doctor.processes:check", 60, uses_torch=True, ranks=2),
-)  # fmt: skip
-
-
 @dataclass
 class Result:
     """What a check has found.
@@ -80,7 +69,7 @@ class Result:
     Attributes:
         name: the check's name.
         facts: texts, in the check's order.
-        findings: the same.
+        findings: in the check's order, too.
         seconds: how long the check took.
     """
 
@@ -100,7 +89,7 @@ def run(check: Check) -> Result:
         try:
             for item in _items(check, folder, started + check.seconds):
                 kept: list[Any] = result.facts if isinstance(item, str) else result.findings
-                if item not in kept:  # several ranks find the same
+                if item not in kept:  # several ranks report the same finding
                     kept.append(item)
         except Exception as error:  # the system refuses processes or pipes
             result.findings.append(_failed(check.name, f"cannot start: {type(error).__name__}: {text_of(error)}"))
@@ -112,7 +101,7 @@ def _items(check: Check, folder: str, deadline: float) -> Items:
     has_server = "forkserver" in multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if check.uses_torch and has_server else "spawn")
     if check.uses_torch and has_server:
-        context.set_forkserver_preload(["torch"])  # imported once for all checks; it has not used a device there
+        context.set_forkserver_preload(["torch"])  # imported once for all checks, in a process that uses no device
     processes: dict[Connection, BaseProcess] = {}
     try:
         for rank in range(check.ranks):
@@ -133,8 +122,7 @@ def _items(check: Check, folder: str, deadline: float) -> Items:
                     item = receiver.recv()
                 except EOFError:
                     item = None
-                    if (said := _last_words(running[receiver], folder)) is not None:
-                        yield _failed(check.name, said)
+                    yield _failed(check.name, _last_words(running[receiver], folder))
                 if item is None:
                     del running[receiver]
                 else:
@@ -147,7 +135,7 @@ def _items(check: Check, folder: str, deadline: float) -> Items:
 
 @contextmanager
 def _only_here() -> Iterator[None]:
-    """Context in which processes are started that do not hear Ctrl-C: this process hears it, and ends them."""
+    """Context for starting processes that ignore Ctrl-C: this process receives it, and ends them."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -172,7 +160,7 @@ def _child(check: Check, rank: int, folder: str, sender: Connection) -> None:
     sender.send(None)
 
 
-def _last_words(process: BaseProcess, folder: str) -> str | None:
+def _last_words(process: BaseProcess, folder: str) -> str:
     """Describe how a process ended without a result, with the last line of its output."""
     process.join(5)
     output = Path(folder, f"{process.pid}.txt")

@@ -1,4 +1,4 @@
-"""The command ``drivetrain doctor``: run the checks, and print their findings."""
+"""The command ``drivetrain doctor``: the table of checks; run them, and print their findings."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from drivetrain.doctor.checks import CHECKS, WRONG, Result, run
+from drivetrain.doctor.checks import WRONG, Check, Result, run
 from drivetrain.errors import did_you_mean
 
 SCHEMA = 1
 """The version of the JSON output."""
+
+CHECKS = (
+    Check("versions", "drivetrain.doctor.versions:check", 20),
+    Check("limits", "drivetrain.doctor.limits:check", 20),
+    Check("clock", "drivetrain.doctor.clock:check", 20),
+    Check("disk", "drivetrain.doctor.disk:check", 60),
+    Check("devices", "drivetrain.doctor.devices:check", 120, uses_torch=True),
+    Check("optimizers", "drivetrain.doctor.optimizers:check", 120, uses_torch=True),
+    Check("processes", "drivetrain.doctor.processes:check", 60, uses_torch=True, ranks=2),
+)  # fmt: skip
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -25,7 +35,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "write. Exit code 0: nothing is wrong; 1: something is; 2: wrong usage. Notes do not change the exit code.",
     )  # fmt: skip
     made.add_argument("checks", nargs="*", metavar="CHECK", help=f"only these: {', '.join(names)}")
-    made.add_argument("--json", action="store_true", help="the same for programs")
+    made.add_argument("--json", action="store_true", help="print the results as JSON")
     return made
 
 

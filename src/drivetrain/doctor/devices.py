@@ -1,4 +1,4 @@
-"""Whether each device computes a forward and a backward pass as 64 bits on the host do, in each precision."""
+"""Whether each device computes forward and backward passes, in each precision, as the host does in float64."""
 
 from __future__ import annotations
 
@@ -43,16 +43,13 @@ def available() -> Iterator[Kind | Finding]:
             entry = AcceleratorRegistry.entry(name)
             if entry.cls.is_available():
                 accelerator = entry.build()
-                yield Kind(name, accelerator, list(accelerator.get_parallel_devices(_numbers(accelerator))))
+                numbers = list(range(accelerator.auto_device_count()))
+                yield Kind(name, accelerator, list(accelerator.get_parallel_devices(numbers)))
         except Exception as error:  # a broken package or driver must not hide the other kinds
             yield Finding(
                 f"The accelerator {name!r} raised {type(error).__name__}: {' '.join(text_of(error).split())}",
                 "Its devices cannot be used.", "drivetrain devices, and repair or remove its package or driver.",
             )  # fmt: skip
-
-
-def _numbers(accelerator: Accelerator) -> list[int]:
-    return list(range(accelerator.auto_device_count()))
 
 
 def check() -> Items:
@@ -78,16 +75,13 @@ def check() -> Items:
                 if problem is None:
                     right.append(precision)
                     continue
+                other = "64-true" if precision == "32-true" else "32-true"
                 yield Finding(
                     f'On {where} with precision="{precision}", a small network {problem}.',
                     "A training with it fails, or learns from wrong numbers.",
-                    f"Trainer(precision={_other(precision)}), and report it with the versions of torch and the driver.",
+                    f'Trainer(precision="{other}"), and report it with the versions of torch and the driver.',
                 )  # fmt: skip
             yield f"{where}: {', '.join(right) or 'no precision'}"
-
-
-def _other(precision: str) -> str:
-    return '"32-true"' if precision != "32-true" else '"64-true"'
 
 
 def compare(kind: Kind, index: int, precision: str) -> str | None:
@@ -122,7 +116,7 @@ def compare(kind: Kind, index: int, precision: str) -> str | None:
         ("an output", _difference(output, expected.detach())),
         ("a gradient", _difference(layers[0].weight.grad / scale, layers[1].weight.grad)),
     ):
-        if not error <= tolerance:  # nor for NaN
+        if not error <= tolerance:  # also true for NaN
             return f"computes {what} that differs by {error:.2g} of its size from the one in 64 bits"
     return None
 

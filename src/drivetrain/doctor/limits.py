@@ -59,13 +59,13 @@ def _limits() -> Items:
     if locked is not None and locked < _LEAST_LOCKED and os.path.isdir(INFINIBAND):
         yield Finding(
             f"The limit of locked memory is {locked} bytes, and there is an InfiniBand adapter.",
-            "It locks the memory that it sends: connections between machines fail or use TCP.",
+            "The adapter locks the memory that it sends: connections between machines fail or use TCP.",
             "ulimit -l unlimited; in a container, --ulimit memlock=-1.", NOTE,
         )  # fmt: skip
 
 
 def _soft(name: str) -> int | None:
-    """Return the limit that is in force; ``None`` if there is none."""
+    """Return the soft limit; ``None`` if there is no limit."""
     number = getattr(resource, name, None)
     soft = resource.RLIM_INFINITY if number is None else resource.getrlimit(number)[0]
     return None if soft == resource.RLIM_INFINITY else int(soft)

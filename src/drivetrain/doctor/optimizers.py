@@ -1,9 +1,9 @@
-"""Whether torch's optimizers step as their loop in 64 bits does: in each type, with each kernel, also after a skip.
+"""Whether torch's optimizers compute what their loop computes in float64: in each type and kernel, also after a skip.
 
 [Note: skipped steps]
-``torch.amp.GradScaler`` does not call an optimizer whose gradients overflowed. To a fused kernel it passes the fact as
-``found_inf``, and the kernel itself must change nothing. Memory that torch allocates without writing it is filled with
-NaN here, so that a kernel that reads it is found each time.
+``torch.amp.GradScaler`` does not call an optimizer whose gradients overflowed. A fused kernel is called with
+``found_inf`` instead, and must then change nothing. Here torch fills uninitialized memory with NaN, so that a kernel
+that reads it fails in every run.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ KERNELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _SKIPS: tuple[tuple[int, ...], ...] = ((), (0,), (2,))
 _STEPS = 5
-_SIZES = (7, 100)  # for a kernel's remainder, and for its vectors
+_SIZES = (7, 100)  # one fits into a vectorized kernel's remainder loop, the other does not
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.03}
 """The largest error in each type, relative to how far the parameters moved."""
 
 
 class Case(NamedTuple):
-    """One optimizer as it is compared.
+    """One optimizer with its arguments and its kernel.
 
     Attributes:
         kind: its class.
@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The call that makes it."""
+        """The call that creates the optimizer, for messages."""
         momentum = "momentum=..., " if self.options.get("momentum") else ""
         return f"torch.optim.{self.kind.__name__}({momentum}{self.kernel}=True)"
 
@@ -66,7 +66,7 @@ def kinds() -> list[type[Optimizer]]:
 
 
 def check() -> Items:
-    """Compare on the first device of each kind."""
+    """Compare the optimizers on the first device of each kind."""
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory
     for kind in available():
         if isinstance(kind, Kind):  # the check of devices reports the others
@@ -81,7 +81,8 @@ def check() -> Items:
 def compare(classes: Sequence[type[Optimizer]], device: torch.device, dtypes: Sequence[torch.dtype]) -> Items:
     """Compare the optimizers of ``classes`` with their own loop in 64 bits on the host.
 
-    Faults of one class with one kernel are one finding. After a skip, types that are wrong without one are left out.
+    All faults of one class with one kernel are one finding. A type that is wrong without a skip is not compared with
+    one.
     """
     count, faults = 0, dict[tuple[str, str, bool], dict[str, str]]()
     shown = dict[tuple[str, str, bool], str]()
@@ -106,13 +107,8 @@ def compare(classes: Sequence[type[Optimizer]], device: torch.device, dtypes: Se
         yield Finding(
             f"{shown[key]}, in {', '.join(problems)}: {next(iter(problems.values()))}.",
             "Training continues with these weights, and nothing reports it.",
-            f"torch.optim.{key[0]}(..., {other_kernel(key[1])}).",
+            f"torch.optim.{key[0]}(..., foreach={key[1] != 'foreach'}).",
         )  # fmt: skip
-
-
-def other_kernel(kernel: str) -> str:
-    """Return the argument that avoids a kernel."""
-    return "foreach=True" if kernel != "foreach" else "foreach=False"
 
 
 def _problem(
@@ -146,7 +142,8 @@ def start_of(device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def train(case: Case, device: torch.device, dtype: torch.dtype, skips: tuple[int, ...]) -> Tensor:
-    """Step an optimizer a few times; steps in ``skips`` as ``torch.amp.GradScaler`` does after an overflow.
+    """Step an optimizer a few times, and skip the steps in ``skips`` as ``torch.amp.GradScaler`` does after an
+    overflow.
 
     Returns:
         All parameters as one vector in 64 bits on the host.

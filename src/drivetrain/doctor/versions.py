@@ -68,7 +68,7 @@ def check() -> Items:
 
 
 def _install() -> str:
-    """Return what installs the package that is imported: no index has it."""
+    """Return the command that installs the imported package, which is on no package index."""
     checkout = Path(drivetrain.__file__).parents[2]
     if (checkout / "pyproject.toml").is_file():
         return f"pip install -e {checkout}"
@@ -98,7 +98,7 @@ def requirements(distribution: str) -> Iterator[Requirement]:
 
 
 def fits(version: str, wanted: str) -> bool:
-    """Return whether ``version`` is one of those that ``wanted`` describes, by the numbers of the release alone."""
+    """Return whether ``version`` satisfies ``wanted``; only the numbers of the release count."""
     own = _release(version)
     holds = {
         ">=": own.__ge__, "<=": own.__le__, "==": own.__eq__, "!=": own.__ne__, ">": own.__gt__, "<": own.__lt__,

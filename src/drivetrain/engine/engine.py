@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
-from drivetrain.base.compat_door import names_elsewhere
 from drivetrain.base.compiled import compiled_in_place
 from drivetrain.base.introspect import defined_by_user, overrides, reads, taken
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import log, rank_from_environ
 from drivetrain.base.seed import Generators, seed_everything
+from drivetrain.base.supplied import instead_of
 from drivetrain.base.tree import move
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -143,7 +143,7 @@ class Engine(StateFiles):
     if not TYPE_CHECKING:  # for a type checker, __getattr__ would make every attribute valid
 
         def __getattr__(self, name):
-            if (cure := names_elsewhere().ENGINE.get(name)) is not None:
+            if (cure := instead_of("Engine", name)) is not None:
                 raise MissingAttributeError(f"An Engine has no attribute {name!r}. {cure}")
             return object.__getattribute__(self, name)  # raises again, with Python's or the property's own message
 

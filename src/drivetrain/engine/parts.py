@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.compat_door import check_part
-from drivetrain.base.introspect import is_own_class
+from drivetrain.base.introspect import check_part, is_own_class
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_warn, tell_rank
 from drivetrain.base.registry import load

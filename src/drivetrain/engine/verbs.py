@@ -17,11 +17,11 @@ from weakref import ReferenceType, WeakMethod, WeakSet, ref
 from torch import nn
 from torch.optim import Optimizer
 
-from drivetrain.base.compat_door import field_members
 from drivetrain.base.introspect import defined_by_user, is_own_class, overrides
 from drivetrain.base.no_init import NoInit
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
+from drivetrain.base.supplied import warn_of_uncalled
 from drivetrain.base.tree import move
 from drivetrain.checkpoints.io import background_of, reading
 from drivetrain.checkpoints.plain import decode, encode
@@ -96,7 +96,7 @@ class Verbs:
         """Return the strategy's prepared module, optimizers and scheduler."""
         for part, contract in ((self.strategy, "Strategy"), (self.strategy.precision_plugin, "Precision")):
             if not is_own_class(type(part)):
-                field_members().warn_of_trainer_members(type(part), contract)
+                warn_of_uncalled(type(part), contract, "Engine")
         before = dict(module.named_parameters())
         prepared = self.strategy.setup_module(module, move_to_device)
         follow(optimizers, before, module)

@@ -1,4 +1,4 @@
-"""What torch's caching allocator reserves of a device for a program's allocations: a replay of its rules.
+"""Replay the rules of torch's caching allocator, to compute what it reserves on a device for a program's allocations.
 
 The rules are those of torch's CUDA allocator with its defaults. A replay of 12,000 allocations that an H200 has
 recorded reserves the same bytes to 0.1 %.
@@ -24,7 +24,7 @@ class Block:
     Attributes:
         size: bytes.
         at: its address, which orders blocks of one size.
-        pool: the free blocks among which it is when it is free.
+        pool: the list of free blocks to which it returns.
         before, after: its neighbours in the segment.
         is_free: whether it is free.
     """
@@ -45,7 +45,7 @@ class Allocator:
         self._pools: dict[tuple[str, bool], list[tuple[int, int, Block]]] = {}
 
     def allocate(self, size: int, stream: str) -> Block:
-        """Return the smallest free block of the stream that has ``size`` bytes, and the rest of it to the free ones."""
+        """Return the smallest free block of the stream with ``size`` bytes; its rest becomes another free block."""
         size = -(-size // UNIT) * UNIT
         is_small = size <= SMALL
         pool = self._pools.setdefault((stream, is_small), [])
@@ -66,7 +66,7 @@ class Allocator:
         return block
 
     def release(self, block: Block) -> None:
-        """Return a block to the free ones, joined with free neighbours."""
+        """Free a block, and join it with free neighbours."""
         for other in (block.before, block.after):
             if other is None or not other.is_free:
                 continue
@@ -81,12 +81,12 @@ class Allocator:
 
 
 def reserved(events: Sequence[Any], stream_of: Callable[[int], str], first: int) -> int:
-    """Return the bytes that the allocator has reserved after ``events``; it returns none to the device.
+    """Return the bytes that the allocator has reserved after ``events``; it never returns memory to the device.
 
     Args:
-        events: changes of storages, as a ledger has them.
+        events: changes of the sizes of storages, as a ledger records them.
         stream_of: the stream on which a storage is allocated, by its number.
-        first: the number of events of the set-up, of which only what is left is on the device.
+        first: the number of events in the set-up; only what remains of these is allocated.
     """
     allocator, held = Allocator(), dict[int, tuple[int, Block]]()
     left = Counter[int]()

@@ -1,6 +1,6 @@
-"""What a device needs beside the tensors of a program: stated figures, and what torch's allocator cannot use.
+"""Memory that a device needs besides a program's tensors: fixed figures, and what torch's allocator cannot use.
 
-The figures were chosen before any published row was compared, and are not tuned to one.
+The figures were chosen before plans were compared with measurements, and are not tuned to these.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CONTEXT, NCCL, WORKSPACE = 0.6 * GIB, 0.5 * GIB, 0.1 * GIB
 
 
 def allowance(found: Measured, devices: int) -> dict[str, int]:
-    """Return the bytes beside the peak of the tensors, by what they are for."""
+    """Return the bytes besides the peak of the tensors, by purpose."""
     sizes = {
         "context": CONTEXT,
         "NCCL": NCCL if devices > 1 else 0,

@@ -1,4 +1,4 @@
-"""The repeated blocks of a model: a plan measures two and three of them, and multiplies."""
+"""Find the repeated blocks of a model, of which a plan measures two and three, and extrapolates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def paths(root: nn.Module) -> dict[str, nn.Module]:
 
 
 def _lists(root: nn.Module) -> list[tuple[str, Any]]:
-    """Return the lists of ``root`` in which blocks that are all alike follow each other, with their paths."""
+    """Return the lists of ``root`` whose blocks are all alike, with their paths."""
     found, inside = [], set[nn.Module]()
     for path, module in root.named_modules():
         children = list(module.children())
@@ -38,8 +38,9 @@ def _lists(root: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _form(block: nn.Module) -> tuple[Any, ...]:
-    """Return what two blocks have in common if one can stand for the other: everything but a number of theirs."""
-    parameters = tuple((name, tuple(each.shape), each.dtype, each.requires_grad) for name, each in _tensors(block))
+    """Return a key that is equal for blocks that can replace each other; it ignores the number of a block."""
+    tensors: list[tuple[str, Any]] = [*block.named_parameters(), *block.named_buffers()]
+    parameters = tuple((name, tuple(each.shape), each.dtype, each.requires_grad) for name, each in tensors)
     plain = tuple(
         (path, type(module).__name__, name, value)
         for path, module in block.named_modules()
@@ -47,10 +48,6 @@ def _form(block: nn.Module) -> tuple[Any, ...]:
         if isinstance(value, (bool, float, str)) or (isinstance(value, int) and not _is_number(name))
     )
     return type(block), parameters, plain
-
-
-def _tensors(block: nn.Module) -> Iterable[tuple[str, Any]]:
-    return [*block.named_parameters(), *block.named_buffers()]
 
 
 def _is_number(name: str) -> bool:
@@ -64,13 +61,13 @@ def lengths(root: nn.Module) -> tuple[tuple[str, int], ...]:
 
 
 def cases(found: tuple[tuple[str, int], ...]) -> list[tuple[int, ...]]:
-    """Return the lengths to measure: all lists short, and each one a block longer."""
+    """Return further lengths to measure: all lists short, but each in turn with one block more."""
     short = (FEW,) * len(found)
-    return [short, *((*short[:at], MORE, *short[at + 1 :]) for at in range(len(found)))]
+    return [(*short[:at], MORE, *short[at + 1 :]) for at in range(len(found))]
 
 
 def shorten(root: nn.Module, to: tuple[int, ...] | None) -> tuple[tuple[str, int], ...]:
-    """Leave the first blocks of each list; return the lists with their lengths before."""
+    """Keep only the first blocks of each list; return the lists with their original lengths."""
     found = lengths(root)
     for (path, _), length in zip(found, to or (), strict=False):
         module: Any = root.get_submodule(path)

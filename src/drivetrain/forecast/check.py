@@ -27,7 +27,7 @@ from drivetrain.launchers.board import leave_board
 from drivetrain.loops.progress import TrainerFn
 
 APART = 0.1
-"""The share of the plan's peak by which the device may differ without a warning."""
+"""The fraction of the plan's peak by which the device's peak may differ without a warning."""
 LONGEST_WAIT_S = 60.0
 _KEEPS = {
     "start": "what is kept between steps (parameters, gradients, the optimizer's state, or tensors of other objects)",
@@ -44,8 +44,8 @@ _CURES = {
 class PlanCheck(Callback):
     """Compares the peak that a plan of this run predicts with the device's own count, in the second window.
 
-    ``Trainer(plan_check="warn")`` adds it. Rank 0 makes the plan, as ``drivetrain plan`` does, in a copy of its process
-    that shares no open file with it. A warning says when the two are more than 10 % apart.
+    ``Trainer(plan_check="warn")`` adds it. Rank 0 makes the plan, as ``drivetrain plan`` does, in a forked copy of its
+    process that shares no open file with it. It warns if the two differ by more than 10 %.
 
     Args:
         action: "warn".
@@ -60,7 +60,7 @@ class PlanCheck(Callback):
         self._copy: Copy | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Copy the process: nothing is on the device yet."""
+        """Copy the process, while nothing is on the device."""
         self._end()
         if stage != "fit" or trainer.global_rank:
             return
@@ -169,17 +169,17 @@ class PlanCheck(Callback):
 
 
 def _plan(trainer: Any, module: Any, reader: int) -> Any:
-    """Wait for the batch and plan the fit; in the copy of the process.
+    """Wait for the batch and plan the fit, in the copy of the process.
 
-    In its one thread: a copy of the copy, made in another, would free what torch keeps for this one, and with it
-    process groups whose threads are not there.
+    This runs in the only thread of the copy. In another thread, a copy of the copy would free what torch keeps for this
+    thread, and with it process groups whose threads do not exist there.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides when it ends
-    torch.set_default_device(None)  # the plan's tensors are on none
-    gc.freeze()  # what only cycles of the run hold must not be freed here either
+    torch.set_default_device(None)  # the plan's tensors are on no device
+    gc.freeze()  # objects that only cycles of the run hold must not be freed here
     with os.fdopen(reader, "rb") as pipe:
-        batch = pickle.load(pipe)  # up to its end and no further: workers of a loader hold the other end open
-    with torch_tools.real():  # modes that are active in the run have no part in the plan
+        batch = pickle.load(pipe)  # not until the end of the pipe: workers of a loader hold its other end open
+    with torch_tools.real():  # torch's modes that are active in the run must not affect the plan
         return _planned(trainer, module, batch)
 
 
@@ -198,7 +198,7 @@ def _planned(trainer: Any, module: Any, batch: Any) -> Any:
         drop_values(mode, module)
         module.configure_callbacks, module.prepare_data = list, lambda: None
         for name in ("on_before_batch_transfer", "on_after_batch_transfer"):
-            setattr(module, name, lambda batch, dataloader_idx: batch)  # the batch has gone through them
+            setattr(module, name, lambda batch, dataloader_idx: batch)  # the batch has passed these hooks
         module.transfer_batch_to_device = lambda batch, device, dataloader_idx: batch
         again = type(trainer)(**{**settings, "callbacks": own, "plan_check": None})
         started = again._job(TrainerFn.FITTING, module, {"fit": [batch], "validate": None}, None, None, None)

@@ -1,8 +1,7 @@
-"""The process of a plan: ``python -m drivetrain.forecast.child program.py ...`` runs a program until its first fit."""
+"""The process of a plan: ``python -m drivetrain.forecast.child program.py ...`` runs a program and plans its fit."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import importlib
@@ -10,13 +9,12 @@ import json
 import os
 import pickle
 import sys
-import time
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.cli.program import parse_program, run_program
 from drivetrain.engine import Engine
 from drivetrain.forecast import standins, torch_tools
 from drivetrain.forecast.allowance import needed
@@ -26,22 +24,21 @@ from drivetrain.forecast.values import Values, read_one_by_one
 from drivetrain.forecast.windows import Case, Windows
 from drivetrain.trainer import trainer as entrance
 
+PROG = "drivetrain plan"
 VARIABLE = "DRIVETRAIN_PLAN"
-"""The environment variable with the JSON of what is asked."""
+"""The environment variable with the command's request, as JSON."""
 
 
 def main() -> int:
     """Run the program on the command line, with the plan that :data:`VARIABLE` asks for."""
-    parser = argparse.ArgumentParser("drivetrain plan")
-    add_program_arguments(parser)
-    given = parser.parse_args()
+    given = parse_program(PROG)
     asked = json.loads(os.environ.pop(VARIABLE))
     result = Path(asked["result"])
     _prepare(asked, given.program, result)
-    gc.freeze()  # the modules stay: without this, the program's imports look through their objects again and again
+    gc.freeze()  # the modules stay: else each collection during the program's imports would visit their objects
     gc.enable()
     try:
-        code = run_program(given, parser.prog)
+        code = run_program(given, PROG)
     except Exception as error:
         write(result, {"failed": cause(error, given.program), "before_fit": True})
         raise
@@ -51,7 +48,7 @@ def main() -> int:
 
 
 def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
-    """Change torch and drivetrain, in this process, for what is asked."""
+    """Change torch and drivetrain, in this process, for the request."""
     trainers = cast("Any", entrance.Trainer)
     if asked["devices"] is None:
         own = trainers.__init__
@@ -90,14 +87,14 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         standins.drop_values(mode, started.model)
         found = Planner(job, mode, program, asked).run(trainer, started, fits)
         for each in found.get("changes", ()):
-            each.arguments = {}  # strategies, for which the command would import torch
+            each.arguments = {}  # they hold strategies, for which the command would import torch
         _end(result, found)
 
     trainers._job = fit_is_planned
 
 
 def _record_reads(trainers: Any, program: str, result: Path, memory: int) -> None:
-    """Let the fit run with values on this machine, on one process, and record what the program reads from tensors."""
+    """Run the fit with real values, in one process, and record the values that the program reads from tensors."""
     with contextlib.suppress(ImportError, ValueError, OSError):  # not every system can limit the memory of a process
         resource = importlib.import_module("resource")
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
@@ -117,7 +114,7 @@ def _record_reads(trainers: Any, program: str, result: Path, memory: int) -> Non
 
 def become(job: standins.Job, values_until_fit: bool = False) -> Any:
     """Make this process a rank of the planned job, and return the fake mode."""
-    os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # what a step calls beside its operations is no part of a plan
+    os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # a plan records torch's ordinary calls, not the direct ones
     torch.set_num_threads(1)  # nothing is computed, and threads would not survive a copy of the process
     torch_tools.hide_devices()
     mode: Any = torch_tools.fake_mode()
@@ -142,12 +139,12 @@ def _end(result: Path, found: dict[str, Any]) -> None:
     write(result, found)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # what the program does after its fit, and in exit handlers, is no part of the plan
+    os._exit(0)  # neither the program's code after its fit nor its exit handlers belong to the plan
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
     """Write a result for the command."""
-    path.write_bytes(pickle.dumps({**found, "seconds": time.process_time()}))
+    path.write_bytes(pickle.dumps(found))
 
 
 if __name__ == "__main__":

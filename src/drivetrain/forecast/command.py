@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import pickle
-import shutil
 import signal
 import sys
 import tempfile
@@ -27,14 +26,14 @@ from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end, signal
 
 VARIABLE = "DRIVETRAIN_PLAN"
 CHILD = "import gc, sys; gc.disable(); from drivetrain.forecast.child import main; sys.exit(main())"
-"""The program of the process of a plan. Imports leave no garbage, and to look for it takes a fifth of their time."""
+"""The Python code of a plan's process. It imports without garbage collection, which would take a fifth of the time."""
 COPIES, REAL_S = 6, 60.0
-"""A pass with values needs at least the memory of so many copies of the parameters: weights, gradients, states of the
-optimizer, activations; it is ended after so many seconds."""
+"""A pass with real values needs at least ``COPIES`` times the memory of the parameters (weights, gradients, states of
+the optimizer, activations), and is ended after ``REAL_S`` seconds."""
 MOST_RUNS = 4
-"""Runs of ranks, such as 0-3, that a line names."""
+"""The most ranges of ranks, such as 0-3, that a line names."""
 SCHEMA = 1
-"""The version of the form of the JSON."""
+"""The version of the JSON output."""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -43,7 +42,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         prog,
         "Tell what a training program will need on devices that this machine does not have: run two windows of it as "
         "one rank, on tensors without values. Without --devices, print what the Trainer has decided, and why.",
-        epilog="Exit codes: 0: it fits, or is not asked; 1: it does not fit, or the program cannot be planned; "
+        epilog="Exit codes: 0: it fits, or no device is named; 1: it does not fit, or the program cannot be planned; "
         "2: wrong usage; 130: interrupted.",
     )
     made.add_argument("--devices", type=positive, metavar="N", help="devices of the whole job")
@@ -74,10 +73,10 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") 
     given = made.parse_args(arguments)
     device, asked = _asked(given, made)
     command = command_of(given, made)
-    folder = Path(tempfile.mkdtemp(prefix="plan-"))
     found: dict[str, Any] = {}
     try:
-        with signals_as_interrupts():
+        with tempfile.TemporaryDirectory(prefix="plan-", ignore_cleanup_errors=True) as name, signals_as_interrupts():
+            folder = Path(name)
             found = _run(command, asked, folder, given.timeout)
             if found.get("before_fit") and given.devices is not None:
                 asked["values_until_fit"] = True
@@ -90,8 +89,6 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") 
     except KeyboardInterrupt:
         say(f"{prog}: interrupted; the program was ended")
         return 128 + signal.SIGINT
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     if "failed" in found:
         say(f"{prog}: {given.program} cannot be planned: {found['failed']}")
         if given.json:
@@ -106,7 +103,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") 
 
 
 def _run(command: Sequence[str], asked: dict[str, Any], folder: Path, timeout: float) -> dict[str, Any]:
-    """Run the program in a process of its own until its first fit, and return what that process has found."""
+    """Run the program in a process of its own up to its first fit, and return the result of that process."""
     result, log = folder / "result", folder / "output.txt"
     result.unlink(missing_ok=True)
     words = [sys.executable, "-c", CHILD, *command]
@@ -135,7 +132,7 @@ def _values(command: Sequence[str], asked: dict[str, Any], folder: Path, paramet
 
 
 def _asked(given: argparse.Namespace, made: argparse.ArgumentParser) -> tuple[Any, dict[str, Any]]:
-    """Return the device, ``None`` for the host's processors, and what the process of the plan must know."""
+    """Return the device, ``None`` for the host's processors, and the request to the process of the plan."""
     if given.devices is None:
         if given.device or given.devices_per_node:
             made.error("--device and --devices-per-node need --devices, the number of devices of the job.")
@@ -170,7 +167,6 @@ def report(found: dict[str, Any], given: argparse.Namespace, device: Any) -> dic
     result: dict[str, Any] = {
         "schema": SCHEMA, "program": given.program, "devices": given.devices, "per_node": per_node,
         "device": "cpu" if device is None else device.name, "rank": found["rank"], "memory": memory,
-        "fits": None if memory is None else needed(base, given.devices) <= memory,
         **_needs(base, given.devices, device, per_node),
         "exchanges": _exchanges(base), "unreadable": base.unreadable, "read": base.read,
         "largest_micro_batch": found["largest"], "micro_batch": base.batch_size, "changes": [],
@@ -180,7 +176,7 @@ def report(found: dict[str, Any], given: argparse.Namespace, device: Any) -> dic
             "ranks": numbers_of_ranks(ranks),
             "rank": each.rank,
             "failed": each.failed,
-            **_class(each.found, given.devices, memory),
+            **({} if each.found is None else _size(each.found, given.devices, device)),
         }
         for ranks, each in found["classes"]
     ]
@@ -188,7 +184,6 @@ def report(found: dict[str, Any], given: argparse.Namespace, device: Any) -> dic
         needs = {"failed": change.failed}
         if change.found is not None:
             needs = _needs(change.found, given.devices, device, per_node)
-            needs["fits"] = None if memory is None else needs["needed"] <= memory
         result["changes"].append({"change": change.name, "write": change.write, **needs})
     return result
 
@@ -205,19 +200,17 @@ def numbers_of_ranks(ranks: Sequence[int]) -> str:
     return text + (f", ... ({len(ranks)} ranks)" if len(runs) > MOST_RUNS else "")
 
 
-def _class(found: Any, devices: int, memory: int | None) -> dict[str, Any]:
-    """Return what a class of ranks needs; nothing if none of them was run."""
-    if found is None:
-        return {}
+def _size(found: Any, devices: int, device: Any) -> dict[str, Any]:
+    """Return the bytes that a rank needs, and whether the device has them; ``None``: it has no limit."""
     total = needed(found, devices)
-    return {"peak": found.peak.total, "needed": total, "fits": None if memory is None else total <= memory}
+    return {"peak": found.peak.total, "needed": total, "fits": None if device is None else total <= int(device.memory)}
 
 
 def _needs(base: Any, devices: int, device: Any, per_node: int) -> dict[str, Any]:
     peak = base.peak
     where = {"phase": peak.phase, "block": peak.block, "line": _short(peak.line)}
     return {
-        "peak": peak.total, "needed": needed(base, devices), "at": where,
+        **_size(base, devices, device), "at": where,
         "kinds": {name: size for name, size in peak.kinds.items() if size},
         "activations": dict(peak.blocks), "on_host": {name: peak.kinds.get(name, 0) for name in base.on_host},
         "allowance": {} if device is None else allowance(base, devices), **_time(base, device, per_node),
@@ -237,7 +230,7 @@ def _time(base: Any, device: Any, per_node: int) -> dict[str, Any]:
 
 
 def _exchanges(base: Any) -> list[dict[str, Any]]:
-    """Return the exchanges of a window: how many of each kind in each group, and their bytes together."""
+    """Return the exchanges of a window: how many of each kind in each group, and their total bytes."""
     found, sizes = Counter[Any](), Counter[Any]()
     for each in base.recorded.steps:
         if hasattr(each, "group_ranks"):

@@ -14,16 +14,17 @@ Sources, named in the table by their letters:
 - C: NVIDIA/nccl: src/graph/topo.h has the bandwidth of NVLink (20.6 GB/s for each of the 18 links of the H100),
   src/graph/tuning.cc the latencies.
 - T: torch/_inductor/comm_analysis.py: what NCCL reaches over PCIe, and the network of an NVIDIA DGX, which has a card
-of
-  100, 200 or 400 Gb/s for each device.
+  of 100, 200 or 400 Gb/s for each device.
 - L: torch.add of two small tensors, called from Python, takes 6.1 us on an H100 with torch 2.11 (measured for this
   table; 1.0 us inside of a CUDA graph). The least that was found published is 4.2 us. The table has 4.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from drivetrain.errors import ConfigurationError, closest
 
@@ -46,7 +47,7 @@ class Link:
 
 
 BASE_S, QUICK_BASE_S = 8.4 * _US, 6.6 * _US
-"""What each collective costs before its first hop, with the protocols Simple and LL. Source: C."""
+"""Seconds of each collective before its first hop, with the protocols Simple and LL. Source: C."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,8 @@ class Device:
         bandwidth: bytes per second of its memory.
         inside: link to the other devices of the machine; ``None``: not known.
         between: link to other machines; ``None``: not known.
-        shares: which share of ``rates`` is the best that was measured, by dtype; ``attention``: in attention. 1 where
-        no
-            measurement was found.
+        shares: the largest measured share of ``rates``, by dtype, and for ``attention``; 1 where no measurement was
+            found.
         launch_s: the least time between two kernels that Python launches. Source: L.
     """
 
@@ -76,7 +76,7 @@ class Device:
     launch_s: float = 4 * _US
 
     def rate(self, dtype: str, *, attention: bool = False) -> float:
-        """Return how many operations per second matrices of ``dtype`` (or attention) reach at best."""
+        """Return the most operations per second that matrices of ``dtype`` (or attention) reach."""
         kind = "float8" if dtype.startswith("float8") else dtype
         if kind not in self.rates:
             raise ConfigurationError(
@@ -98,54 +98,25 @@ class Device:
         return found
 
 
-def _nvlink(gb_per_s: float) -> Link:  # C
-    return Link(gb_per_s * _G, 3.4 * _US, 0.6 * _US)
+_DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "float8")
+_HOPS = {"nvlink": (3.4 * _US, 0.6 * _US), "pcie": (5.7 * _US, 1.0 * _US), "network": (14 * _US, 2.7 * _US)}  # C
 
 
-def _network(gb_per_s: float) -> Link:  # T; latencies: C
-    return Link(gb_per_s * _G, 14 * _US, 2.7 * _US)
+def _device(row: Mapping[str, str]) -> Device:
+    """Return the device in a row of the table."""
+    shares = {dtype: row[f"share_{dtype}"].split("/") for dtype in (*_DTYPES[3:], "attention")}
+    return Device(
+        row["name"], float(row["memory"]) * _MIB, {dtype: float(row[dtype]) * _T for dtype in _DTYPES if row[dtype]},
+        float(row["bandwidth"]) * _T, Link(float(row["link_speed"]) * _G, *_HOPS[row["link"]]),
+        Link(float(row["between"]) * _G, *_HOPS["network"]) if row["between"] else None,
+        {dtype: float(share[0]) / float(share[1]) for dtype, share in shares.items() if share[1:]},
+    )  # fmt: skip
 
 
-_PCIE = Link(24 * _G, 5.7 * _US, 1.0 * _US)  # T; latencies: C
-
-
-def _rates(double: float, single: float, tf32: float, half: float, float8: float = 0) -> dict[str, float]:
-    stated = {"float64": double, "float32": single, "tf32": tf32, "float16": half, "bfloat16": half, "float8": float8}
-    return {dtype: rate * _T for dtype, rate in stated.items() if rate}
-
-
-def _half(share: float) -> dict[str, float]:
-    return {"float16": share, "bfloat16": share}
-
-
-_HOPPER = _rates(67, 67, 494.7, 989.4, 1979)
-_AMPERE = _rates(19.5, 19.5, 156, 312)
-_A100_SHARES = {**_half(271.2 / 312), "attention": 0.73}  # M, F
-_H100_SHARES = {**_half(794.5 / 989), "float8": 1402.6 / 1979, "attention": 0.35}  # M, F
-_VOLTA = {dtype: rate for dtype, rate in _rates(7.8, 15.7, 15.7, 125).items() if dtype != "bfloat16"}
-
-# memory: S; operations and bandwidth: N; links inside: C and T; between: T; shares: M and F
-DEVICES = {
-    device.name: device
-    for device in (
-        Device(
-            "B200 180GB", 183_359 * _MIB, _rates(37, 75, 1100, 2250, 4500), 8 * _T, _nvlink(40.1 * 18), _network(50),
-            {**_half(1745 / 2250), "float8": 3432.5 / 4500},
-        ),
-        Device(
-            "H200 141GB", 143_771 * _MIB, _HOPPER, 4.8 * _T, _nvlink(20.6 * 18), _network(50),
-            {**_H100_SHARES, "float8": 1453.4 / 1979},
-        ),
-        Device("H100 80GB", 81_559 * _MIB, _HOPPER, 3.35 * _T, _nvlink(20.6 * 18), _network(50), _H100_SHARES),
-        Device("H100 PCIe 80GB", 81_559 * _MIB, _rates(51, 51, 378, 756, 1513), 2 * _T, _PCIE, None),
-        Device("A100 80GB", 81_920 * _MIB, _AMPERE, 2.039 * _T, _nvlink(20 * 12), _network(25), _A100_SHARES),
-        Device("A100 40GB", 40_960 * _MIB, _AMPERE, 1.555 * _T, _nvlink(20 * 12), _network(25), _A100_SHARES),
-        Device("V100 32GB", 32_768 * _MIB, _VOLTA, 0.9 * _T, _nvlink(20 * 6), _network(12)),
-        Device("L40S 48GB", 46_068 * _MIB, _rates(0, 91.6, 183, 362, 733), 0.864 * _T, _PCIE, None),
-        Device("L4 24GB", 23_034 * _MIB, _rates(0, 30.3, 60, 121, 242.5), 0.3 * _T, _PCIE, None),
-    )
-}  # fmt: skip
-"""Devices by name."""
+with open(Path(__file__).with_name("devices.csv"), encoding="utf-8", newline="") as _file:
+    DEVICES = {row["name"]: _device(row) for row in csv.DictReader(_file)}
+"""Devices by name. The columns of the table: memory in MiB (S); 10^12 dense operations per second of each type, and
+bandwidth in TB/s (N); the link inside the machine (C and T) and between machines (T), in GB/s; shares (M and F)."""
 
 _BYTES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SPEEDS = {"MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12, "Mb/s": 1e6 / 8, "Gb/s": 1e9 / 8, "Tb/s": 1e12 / 8}
@@ -154,9 +125,7 @@ _OPERATIONS = {"T": 1e12, "P": 1e15}
 _KEYS: dict[str, tuple[Mapping[str, float], str | None]] = {
     "memory": (_BYTES, None), "gbps": (_SPEEDS, "GB/s"), "link": (_SPEEDS, "GB/s"), "between": (_SPEEDS, "GB/s"),
     "launch": (_SECONDS, None), "link_latency": (_SECONDS, None), "between_latency": (_SECONDS, None),
-    "tflops": (_OPERATIONS, "T"), "tflops_float64": (_OPERATIONS, "T"), "tflops_float32": (_OPERATIONS, "T"),
-    "tflops_tf32": (_OPERATIONS, "T"), "tflops_float16": (_OPERATIONS, "T"), "tflops_bfloat16": (_OPERATIONS, "T"),
-    "tflops_float8": (_OPERATIONS, "T"),
+    **dict.fromkeys(("tflops", *(f"tflops_{dtype}" for dtype in _DTYPES)), (_OPERATIONS, "T")),
 }  # fmt: skip
 """Units of each setting, and the unit of a number without one."""
 
@@ -226,7 +195,8 @@ def _with(device: Device, values: Mapping[str, float]) -> Device:
     links = {}
     for key, link in (("link", device.inside), ("between", device.between)):
         if key in values:
-            link = replace(link or (_PCIE if key == "link" else _network(0)), bytes_per_s=values[key])
+            hops = _HOPS["pcie" if key == "link" else "network"]
+            link = replace(link or Link(0, *hops), bytes_per_s=values[key])
         if f"{key}_latency" in values and link is not None:
             link = replace(link, hop_s=values[f"{key}_latency"], quick_hop_s=values[f"{key}_latency"])
         links[key] = link

@@ -1,4 +1,4 @@
-"""The time of a window at best: what each exchange takes, and how much of it the operations hide."""
+"""Compute the shortest time of a window: what each exchange takes, and how much of it overlaps with operations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ stream of their own, and do not wait for the operations that were issued before 
 
 
 def spread(ranks: Ranks, per_machine: int) -> tuple[int, int]:
-    """Return on how many machines the ranks of a group are, and how many of them on each.
+    """Return the number of machines of a group, and the number of its ranks on each.
 
     Args:
         per_machine: ranks of the job on each machine; consecutive ranks are on the same one.
@@ -150,14 +150,15 @@ def of_window(recorded: Recorded, batches: int, device: Device, per_machine: int
     """Return the time of a window at best.
 
     Args:
-        recorded: the window; of more than two batches, the first two.
-        batches: of the window. The first one is repeated, because only the last one exchanges gradients.
+        recorded: the window; if it has more than two batches, the first two.
+        batches: the batches of the window. Further ones repeat the first, because only the last one exchanges
+            gradients.
         per_machine: ranks on each machine.
     """
     steps = fused(recorded.steps) if recorded.is_compiled else recorded.steps
     tf32 = recorded.allows_tf32
     told = forecast(steps, device, per_machine, tf32=tf32)
-    if recorded.pipeline is not None:  # each batch fills and empties it
+    if recorded.pipeline is not None:  # each batch fills and empties the pipeline
         factor = batches / min(batches, 2)
         return in_pipeline(Forecast(*(factor * each for each in astuple(told))), *recorded.pipeline)
     ends = (at for at in range(1, len(steps)) if steps[at].phase == "forward" and steps[at - 1].phase != "forward")
@@ -168,18 +169,18 @@ def of_window(recorded: Recorded, batches: int, device: Device, per_machine: int
 
 
 def _copy_in(steps: Sequence[Step], index: int) -> Operation | None:
-    """Return FSDP2's copy before the exchange at ``index``, if it is one of FSDP2's parameters."""
+    """Return FSDP2's copy before the exchange at ``index``, if that exchange gathers FSDP2's parameters."""
     earlier = (steps[at] for at in range(index - 1, -1, -1))
     before = next((each for each in earlier if isinstance(each, Exchange) or is_launched(each)), None)
     return before if isinstance(before, Operation) and before.name == COPY_IN else None
 
 
 def in_pipeline(window: Forecast, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> Forecast:
-    """Return the forecast of a rank of a pipeline: its own ``window``, and the bubble.
+    """Return the forecast of a rank of a pipeline: the time of its ``window``, and the bubble.
 
     A rank waits until the first micro-batch comes to it, and after the last one has left. With GPipe and 1F1B it
-    waits for as long as ``ranks - 1`` of its micro-batches take. With several stages on each rank (interleaved 1F1B)
-    it waits for one stage of each, which takes a share of that.
+    waits for as long as ``ranks - 1`` of its micro-batches take. With several stages on each rank (interleaved 1F1B) it
+    waits for one stage of each rank, which takes less time.
 
     Args:
         window: all micro-batches of the rank.
@@ -189,6 +190,6 @@ def in_pipeline(window: Forecast, ranks: int, micro_batches: int, stages_per_ran
 
 
 def fastest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return the names of runs that do the same work, the fastest first, and how many times its step each one takes."""
+    """Return the names of runs that do the same work, the fastest first, and their times as multiples of its time."""
     order = sorted(seconds, key=lambda name: seconds[name])
     return [(name, seconds[name] / seconds[order[0]]) for name in order]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -34,14 +33,14 @@ from drivetrain.forecast.standins import device_numbers
 from drivetrain.forecast.values import UnreadableError, Values
 
 _SHAPES = "shapes"
-"""What torch computes on fake tensors of global size for the shapes of shards; a rank allocates none of it."""
+"""The kind of fake tensors of global size, of which torch needs only the shapes; a rank allocates none of them."""
 
 _MARKS = {
     "init_all_gather_outputs": GATHERED, "alloc_all_gather_outputs": GATHERED, "init_unsharded_param": GATHERED,
     "foreach_all_gather": EXCHANGED, "foreach_all_gather_copy_out": GATHERED, "foreach_reduce": EXCHANGED,
     **dict.fromkeys(torch_private.FUNCTIONS_OF_DDP, EXCHANGED), torch_private.COMPUTES_SHAPES: _SHAPES,
 }  # fmt: skip
-"""Functions of torch, and the kind of what they allocate."""
+"""Functions of torch, and the kind of the memory that they allocate."""
 
 _FREE = ("detach", "view", "alias", "_unsafe_view", "t", "transpose", "expand", "permute", "slice", "select", "split",
          "unsqueeze", "squeeze", "as_strided", "unbind", "chunk", "empty", "empty_like", "empty_strided")  # fmt: skip
@@ -59,8 +58,8 @@ class Lines:
         self._known: dict[str, bool] = {}
 
     def here(self) -> tuple[str, str, str]:
-        """Return the line as "file.py:12", the kind that a function of torch on the way gives to what it allocates,
-        and the function of an exchange on a stream of its own that makes the operation.
+        """Return the line as "file.py:12"; the kind of allocated memory, if a function of :data:`_MARKS` is on the
+        stack; and the name of that function, if it exchanges on a stream of its own.
         """
         frame: Any = sys._getframe(2)
         mark, apart = "", ""
@@ -72,7 +71,7 @@ class Lines:
                 return f"{code.co_filename}:{frame.f_lineno}", mark, apart
             name = code.co_name
             if name in ("run_job", torch_private.RUN_ENGINE):
-                break  # the lines before are those that call trainer.fit, or a backward pass
+                break  # frames further out only call trainer.fit, or a backward pass
             if not mark and name in _MARKS and "distributed" in code.co_filename:
                 mark, apart = _MARKS[name], name if name in ("foreach_all_gather", "foreach_reduce") else ""
             frame = frame.f_back
@@ -83,9 +82,9 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
     """A torch dispatch mode that sees every operation on plain tensors; enter it above the fake mode.
 
     Args:
-        ledger: what it fills.
+        ledger: the record that it fills.
         lines: finds lines of the program.
-        values: what the program reads from tensors.
+        values: the values that the program reads from tensors.
     """
 
     def __init__(self, ledger: Ledger, lines: Lines, values: Values) -> None:
@@ -100,12 +99,11 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         self.nodes: dict[int, tuple[str, str]] = {}
         self._node = ("", "")
         self.handles: list[Any] = []
-        self.reads: dict[str, int] = defaultdict(int)
 
     # ---- where the program is --------------------------------------------------------------------------------
 
     def watch(self, root: nn.Module, blocks: dict[str, nn.Module]) -> None:
-        """Know in which block a module of ``root`` is."""
+        """Record in which block each module of ``root`` is, and follow the forward passes."""
         for path, block in blocks.items():
             for each in block.modules():
                 self.modules.setdefault(id(each), path)
@@ -154,7 +152,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
     def _grow(self, number: int, size: int, place: Any) -> None:
         if size:
             self.sizes[number] += size
-            self.ledger.events.append(Event(len(self.ledger.steps), number, size, place[0], place[1], place[2]))
+            self.ledger.events.append(Event(number, size, place[0], place[1], place[2]))
 
     def _free(self, key: int, number: int) -> None:
         if self.numbers.get(key) == number:
@@ -187,7 +185,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(getattr(each, "__torch_dispatch__", None) is not None and not _is_plain(each) for each in types):
-            return NotImplemented  # operations on shards come here as those on their local part
+            return NotImplemented  # operations on shards are seen as operations on their local parts
         kwargs = kwargs or {}
         place = self._last = self._place()
         if self.values.records:
@@ -240,10 +238,10 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         )
 
     def _read(self, func: Any, args: Any, place: Any) -> Any:
-        """Return the value of a tensor: the program's own, if it is known, else zero."""
+        """Return the recorded value of a tensor, or zero if none was recorded."""
         tensor, line, block = args[0], place[2], place[1]
         if place[0] == "backward":
-            line = self.lines.here()[0]  # of a function of the program; else the engine reads, or DDP does
+            line = self.lines.here()[0]  # in an autograd function of the program; else the engine or DDP reads
         if (counts := _counts_steps()) or not line:  # or drivetrain or torch itself reads, such as a value for a logger
             return tensor.dtype is torch.bool if not tensor.dtype.is_floating_point else float(counts)
         is_known, value = self.values.take((line, block, str(func)))
@@ -253,7 +251,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         return value if is_known else zero
 
     def array(self, own: Any, tensor: Tensor, force: bool) -> Any:
-        """Return the values of a tensor as an array, as ``own`` does: those of the program, if known, else zeros."""
+        """Return the values of a tensor as an array, as ``own`` does: recorded ones, or zeros if none were recorded."""
         _, block, line, _, _ = self._place()
         key = line, block, "numpy"
         if not torch_tools.is_fake(tensor):
@@ -267,11 +265,11 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         reads = self.ledger.read if is_known else self.ledger.unreadable
         if line:
             reads[line] = reads.get(line, 0) + tensor.numel()
-        # of a smaller micro-batch the first samples
+        # for a smaller micro-batch, the first samples
         return value[tuple(map(slice, tensor.shape))].copy() if is_known and value.ndim == zeros.ndim else zeros
 
     def _result(self, func: Any, args: Any, kwargs: Any, place: Any) -> Any:
-        """Return the result of an operation; where its shape depends on values, the shape that they gave.
+        """Return the result of an operation; if its shape depends on values, the recorded result.
 
         Raises:
             UnreadableError: it depends on values, and none were recorded.
@@ -280,10 +278,10 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         key = place[2], place[1], str(func)
         is_known, known = False, None
         if place[2] and torch_tools.depends_on_values(func) and key in self.values.known:
-            is_known, known = self.values.take(key)  # also if it is not needed, so that the next one is in its turn
+            is_known, known = self.values.take(key)  # even if it is not needed, to keep the order
         try:
             return func(*args, **kwargs)
-        except torch_tools.dynamic_errors() as error:
+        except (torch_private.NeedsValues, torch_private.NeedsShapes) as error:
             if not is_known:
                 raise UnreadableError(where, str(func)) from error
         self.ledger.read[where] = self.ledger.read.get(where, 0) + 1
@@ -291,7 +289,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
 
 
 def _counts_steps() -> bool:
-    """Whether an optimizer reads the number of its step, by which it divides."""
+    """Whether an optimizer reads its step count, by which it divides."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_name == torch_private.READS_A_COUNT:
@@ -333,8 +331,8 @@ def _flops(func: Any, args: Any, outputs: list[Tensor]) -> int:
 
 
 def _attention_flops(args: Any, backward: int) -> int:
-    """Return the operations of the host's flash attention, for which torch has no formula. It stands for that of the
-    planned device, which computes only half of causal attention.
+    """Return the operations of the host's flash attention, for which torch has no formula. The planned device's kernel
+    computes only half of causal attention.
     """
     count = flop_counter.sdpa_backward_flop_count if backward else flop_counter.sdpa_flop_count
     full = int(count(*(each.shape for each in args[: 3 + backward])))
@@ -343,7 +341,7 @@ def _attention_flops(args: Any, backward: int) -> int:
 
 
 def finished(ledger: Ledger, first: int) -> tuple[Operation | Exchange, ...]:
-    """Return the steps from number ``first`` on, each exchange with the place where it is waited for.
+    """Return the steps from number ``first`` on, each exchange with the index of the step that waits for it.
 
     A rank waits for a gather before the first operation that reads its result, and for a reduction of gradients
     before the first one after the backward pass.

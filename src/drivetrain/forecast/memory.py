@@ -1,4 +1,4 @@
-"""From recorded events to the peak, its kinds and its line; from two and three blocks to all of them."""
+"""Compute the peak, its kinds and its line from recorded events, and extrapolate from two and three blocks to all."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from drivetrain.forecast.operations import (
     GRADIENTS,
     KINDS,
     Event,
-    Exchange,
     Ledger,
-    Operation,
     Recorded,
 )
 from drivetrain.forecast.repeated import repeated
@@ -57,10 +55,8 @@ class Measured:
         on_host: the kinds that are in the host's memory, and not in the totals.
         unreadable: the lines that read values which are not known, and how often.
         read: the lines that read recorded values, and how often.
-        seconds: how long the measurement took.
         start: the bytes by kind when the window begins.
         batch_size: the samples of a micro-batch; 0: not known.
-        is_complete: whether all blocks were measured.
         live: the live bytes at the hooks of the last batch, as they were measured.
         classes: the ranks of the job by the sizes of their shards, the largest first.
         fragments: the bytes that torch's allocator reserves on a device beyond the peak.
@@ -74,10 +70,8 @@ class Measured:
     on_host: tuple[str, ...] = ()
     unreadable: dict[str, int] = field(default_factory=dict)
     read: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
     start: dict[str, int] = field(default_factory=dict)
     batch_size: int = 0
-    is_complete: bool = False
     live: dict[str, int] = field(default_factory=dict)
     classes: tuple[tuple[int, ...], ...] = ()
     fragments: int = 0
@@ -90,15 +84,15 @@ class Measured:
 
 @dataclass
 class Change:
-    """Something to write in the program.
+    """A change of the program.
 
     Attributes:
         name: a few words.
         write: the line to write.
-        arguments: of the Trainer.
+        arguments: the Trainer's arguments that it sets.
         case: attributes of a :class:`Case`.
         rank: the rank that is run; ``None``: the planned one.
-        found: what the program then needs; ``None``: it could not be measured, for the reason in ``failed``.
+        found: what the changed program needs; ``None``: not measured, for the reason in ``failed``.
     """
 
     name: str
@@ -110,7 +104,7 @@ class Change:
     failed: str = ""
 
     def beside(self, other: Change) -> Change:
-        """Return both changes together."""
+        """Return one change that combines this one and ``other``."""
         return Change(
             f"{self.name} + {other.name}", f"{self.write} and {other.write}", {**self.arguments, **other.arguments},
             {**self.case, **other.case},
@@ -118,11 +112,9 @@ class Change:
 
 
 def measured(
-    ledger: Ledger, first: int, steps: tuple[Operation | Exchange, ...], blocks: tuple[str, ...],
-    lists: tuple[tuple[str, int], ...], batches: int, on_host: tuple[str, ...], seconds: float, batch_size: int,
-    is_complete: bool, live: dict[str, int],
+    ledger: Ledger, first: int, blocks: tuple[str, ...], on_host: tuple[str, ...], **others: Any
 ) -> Measured:  # fmt: skip
-    """Return the memory of the window that begins with the event number ``first``."""
+    """Return the memory of the window that begins with event number ``first``; ``others`` are further attributes."""
     kinds, activations = Counter[str](), Counter[str]()
     total = 0
     places = _Places(blocks)
@@ -149,15 +141,15 @@ def measured(
             )  # fmt: skip
     peak = max(each.total for each in stretches.values())
     return Measured(
-        stretches, Recorded(steps), blocks, lists, batches, on_host, dict(ledger.unreadable), dict(ledger.read),
-        seconds, start, batch_size, is_complete, live, fragments=max(0, _reserved(ledger, on_host) - peak),
+        stretches, blocks=blocks, on_host=on_host, unreadable=dict(ledger.unreadable), read=dict(ledger.read),
+        start=start, fragments=max(0, _reserved(ledger, on_host) - peak), **others,
     )  # fmt: skip
 
 
 def _reserved(ledger: Ledger, on_host: tuple[str, ...]) -> int:
-    """Return what an allocator reserves for all windows.
+    """Return the bytes that an allocator reserves for all windows.
 
-    FSDP2 allocates what it gathers, and its sums of gradients, on streams of their own.
+    FSDP2 allocates gathered parameters, and reduced gradients, on two further streams.
     """
 
     def stream_of(storage: int) -> str:
@@ -199,15 +191,15 @@ class _Places:
 
 
 def multiplied(few: Measured, more: Iterable[Measured], fewest: int) -> Measured:
-    """Return what all blocks need.
+    """Return what the model needs with all blocks.
 
-    Memory is a linear function of the number of blocks in each stretch: one more block adds its shards, and, where its
-    activations or gradients live, these. The allocator's fragments come from tensors that are larger than those of a
-    block, and stay what they are.
+    Memory is a linear function of the number of blocks in each stretch: one more block adds its shards, and its
+    activations and gradients while they are live. The allocator's fragments come from tensors that are larger than
+    those of a block, and do not grow.
 
     Args:
-        few: measured with ``fewest`` blocks in each list.
-        more: for each list, measured with one block more.
+        few: the result with ``fewest`` blocks in each list.
+        more: for each list, the result with one block more.
         fewest: the number of blocks.
     """
     each = list(zip(more, few.lists, strict=True))
@@ -224,9 +216,8 @@ def multiplied(few: Measured, more: Iterable[Measured], fewest: int) -> Measured
     steps = few.recorded.steps
     for other, (_, length) in each:
         steps = repeated(few.recorded.steps, other.recorded.steps, length) if len(each) == 1 else steps
-    seconds = few.seconds + sum(other.seconds for other, _ in each)
     recorded = dataclasses.replace(few.recorded, steps=steps)
-    return dataclasses.replace(few, stretches=stretches, seconds=seconds, recorded=recorded, start=start)
+    return dataclasses.replace(few, stretches=stretches, recorded=recorded, start=start)
 
 
 def _line(base: Mapping[str, int], grown: list[tuple[Mapping[str, int], int]]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What one rank does in one window, in the order in which it issues it: allocations, operations and exchanges."""
+"""Records of what one rank does in one window, in the order of issue: allocations, operations and exchanges."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Operation:
     """One kernel.
 
     Attributes:
-        name: of the operation of torch, such as "aten.mm".
+        name: the name of torch's operation, such as "aten.mm".
         dtype: of its first floating-point input, such as "bfloat16"; "" if it has none.
         flops: floating-point operations, a multiplication with an addition counted as two; 0 if torch has no formula.
         bytes_moved: bytes of the inputs it reads and of the outputs it writes; 0 for views.
@@ -94,13 +94,11 @@ class Event:
     """A change of the live bytes.
 
     Attributes:
-        at: the number of operations issued before.
         storage: the number of the storage.
-        size: the bytes by which it grows; negative: by which it shrinks.
+        size: the bytes by which the storage grows; negative if it shrinks.
         phase, block, line: as of an operation.
     """
 
-    at: int
     storage: int
     size: int
     phase: Phase
@@ -110,17 +108,17 @@ class Event:
 
 @dataclass
 class Ledger:
-    """What was recorded.
+    """The record of a run.
 
     Attributes:
         events: the changes of live bytes, in order.
-        steps: operations and exchanges, in order; what an exchange is waited on at is filled in at the end.
+        steps: operations and exchanges, in order; where an exchange is waited for is filled in at the end.
         kinds: the kind of each storage, by its number.
         blocks: the block in whose forward pass a storage was made.
         makers: the function of torch that made a storage for an exchange, if one did.
         set_up: the number of events before the first batch.
-        unreadable: the lines of the program that read values, and no value is known.
-        read: the lines of the program that read values which a pass with values has recorded.
+        unreadable: the lines of the program that read unknown values, and how often.
+        read: the lines of the program that read values recorded in a pass with real values, and how often.
     """
 
     events: list[Event] = field(default_factory=list)

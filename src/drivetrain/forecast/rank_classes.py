@@ -1,8 +1,9 @@
-"""Which ranks of a job hold shards of the same sizes, so that one of them can stand for the others."""
+"""Group the ranks of a job by the sizes of their shards; a plan runs one rank of a group."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,19 +12,19 @@ from torch import nn
 from drivetrain.forecast import torch_tools
 
 MOST_CLASSES = 4
-"""Classes of which a rank is run: those with the largest shards."""
+"""The most classes of which a rank is run, those with the largest shards."""
 
 
 def rank_classes(module: nn.Module, ranks: int, owners: dict[str, int], pipeline: int) -> tuple[tuple[int, ...], ...]:
     """Return the classes of ranks, those with the largest shards first; a class is the numbers of its ranks.
 
-    In a pipeline, of stages with equal parameters the earlier one keeps the activations of more micro-batches; the
-    first and the last stage are classes of their own.
+    In a pipeline, the first and the last stage are classes of their own, because stages with equal parameters keep the
+    activations of more micro-batches the earlier they are.
 
     Args:
         module: the model, whose parameters are set up.
         ranks: the number of ranks.
-        owners: for each parameter, the rank of a pipeline that holds it.
+        owners: the rank of a pipeline that holds each parameter.
         pipeline: the number of ranks in a pipeline; 1 without one.
     """
     shapes: list[list[Any]] = [[] for _ in range(ranks)]
@@ -42,10 +43,7 @@ def rank_classes(module: nn.Module, ranks: int, owners: dict[str, int], pipeline
         for rank, place in places:
             local = _local(shape, placements, dimensions, place)
             shapes[rank].append((local, len(items)))
-            count = 1
-            for size in local:
-                count *= size
-            sizes[rank] += count * sum(items)
+            sizes[rank] += math.prod(local) * sum(items)
     found: dict[Any, list[int]] = {}
     for rank in range(ranks):
         ends = (rank % pipeline == 0, rank % pipeline == pipeline - 1) if pipeline > 1 else ()

@@ -1,4 +1,4 @@
-"""From the records of a model with two and with three blocks to that of all its blocks."""
+"""Extrapolate the record of a window with two and with three blocks to all blocks of the model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _COMPUTED = ("forward", "recompute", "backward")
 def repeated(few: Sequence[Step], more: Sequence[Step], length: int) -> tuple[Step, ...]:
     """Return the window of a model with ``length`` blocks.
 
-    In each phase, ``more`` has the steps of ``few`` and, in one place, those of one more block, which are repeated.
+    In each phase, ``more`` has the steps of ``few`` and, in one place, the steps of one more block; these are repeated.
     Steps that take more bytes with more blocks, such as those of an optimizer, grow by the same number for each block.
     DDP's buckets do not follow blocks: there are as many of the largest size as the gradients need, evenly spread.
 
     Args:
-        few: of two blocks.
-        more: of three blocks.
+        few: the steps with two blocks.
+        more: the steps with three blocks.
     """
     olds, news = _runs(few), _runs(more)
     if len(olds) != len(news):
@@ -32,9 +32,9 @@ def repeated(few: Sequence[Step], more: Sequence[Step], length: int) -> tuple[St
         ("all_reduce", "backward")
     }
     found: list[Step] = []
-    begins = 0  # of the run, in more
-    at: dict[int, int] = {}  # where a step of more is in found
-    waiting: list[tuple[int, int, Exchange, int]] = []  # where it is in found and in more, and how far away is nearby
+    begins = 0  # index of the run in more
+    at: dict[int, int] = {}  # index in more -> index in found
+    waiting: list[tuple[int, int, Exchange, int]] = []  # index in found, index in more, exchange, size of a block
     for old, new in zip(olds, news, strict=True):
         before, taken = ([each for each in run if is_ddp and _is_bucket(each)] for run in (old, new))
         old, new = ([each for each in run if not (is_ddp and _is_bucket(each))] for run in (old, new))
@@ -43,7 +43,7 @@ def repeated(few: Sequence[Step], more: Sequence[Step], length: int) -> tuple[St
         if place is None and len(old) == len(new):
             new = [_grown(one, other, length - 3) for one, other in zip(old, new, strict=True)]
         order = [*range(start), *(length - 2) * [*range(start, start + size)], *range(start + size, len(new))]
-        if place is None and len(old) < len(new):  # steps of buckets lie between those of the blocks
+        if place is None and len(old) < len(new):  # steps of buckets are between those of the blocks
             middle = [index for index, each in enumerate(new) if each.block.rpartition(".")[2] == "1"]
             rest = [index for index in range(len(new)) if index not in set(middle)]
             cut = next((at for at, index in enumerate(rest) if middle and index > middle[0]), len(rest))
@@ -67,7 +67,7 @@ def repeated(few: Sequence[Step], more: Sequence[Step], length: int) -> tuple[St
 
 
 def _runs(steps: Sequence[Step]) -> list[list[Step]]:
-    """Return the steps phase by phase; what is computed again belongs to the backward pass."""
+    """Return the steps by phase; recomputed steps belong to the backward pass."""
     return [list(run) for _, run in groupby(steps, key=lambda each: each.phase.replace("recompute", "backward"))]
 
 
@@ -79,7 +79,7 @@ def _key(step: Step, labels: bool) -> tuple[Any, ...]:
 
 
 def _inserted(old: list[Step], new: list[Step]) -> tuple[int, int] | None:
-    """Return where steps were inserted into ``old`` to make ``new``, and how many; ``None``: it is not one place."""
+    """Return where steps were inserted into ``old`` to make ``new``, and how many; ``None`` if not in one place."""
     size = len(new) - len(old)
     for labels in (True, False):  # steps that are alike may still differ in whether they belong to a block
         one, other = ([_key(each, labels) for each in run] for run in (old, new))

@@ -1,4 +1,4 @@
-"""The time that a device needs at best for an operation: its arithmetic or its memory, whichever takes longer."""
+"""Compute the shortest time of an operation on a device: its arithmetic or its memory, whichever takes longer."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ def fused(steps: Sequence[Step]) -> tuple[Step, ...]:
 
     Operations that only move data become one kernel if no matrix operation, exchange or wait is between them. The
     record does not say which of their tensors later operations read, so the kernel moves as many bytes as the largest
-    of them:
-    torch.compile does not write the tensors in between. The optimizer and FSDP's copies are not compiled.
+    of them: torch.compile does not write the tensors in between. The optimizer and FSDP's copies are not compiled.
     """
     waits = {step.waited_on_at for step in steps if isinstance(step, Exchange)}
     kept: list[Step] = []

@@ -1,4 +1,4 @@
-"""Stand-ins for the other ranks of a pipeline: what they send has the shapes that their stages give."""
+"""Stand-ins for the other ranks of a pipeline, which send tensors of the shapes that their stages return."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Pipeline:
 
 PIPELINE = Pipeline()
 _STAGES: list[nn.Module] = []
-"""Copies of all stages, because a rank keeps the parameters of its own ones only."""
+"""Copies of all stages, because a rank keeps only the parameters of its own stages."""
 _SHAPES: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
-"""For each stage what it gets for one micro-batch, and what it returns."""
+"""The inputs and the outputs of each stage for one micro-batch."""
 
 
 def stand_in_for_stages(mode: Any) -> None:
@@ -87,7 +87,7 @@ def stand_in_for_stages(mode: Any) -> None:
 
 
 def _shapes(strategy: PipelineStrategy, inputs: tuple[Tensor, ...], trains: bool) -> list[Any]:
-    """Pass a micro-batch through all stages."""
+    """Pass a micro-batch through all stages, and return the inputs and outputs of each."""
     count = pipeline_stages.microbatches(len(inputs[0]), strategy.num_microbatches, strategy.size)
     values = tuple(each[: len(each) // count].detach() for each in inputs)
     found = []

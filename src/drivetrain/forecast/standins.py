@@ -1,4 +1,4 @@
-"""Stand-ins for what a laptop lacks: the devices, the machines, and the other ranks of a job."""
+"""Stand-ins for the devices, the machines and the other ranks of a job, which a laptop lacks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Job:
     Attributes:
         devices: the number of ranks.
         per_node: the number of ranks on each machine.
-        rank: the rank that this process stands for.
+        rank: the rank that this process plays.
         on_host: whether the devices are the processors of the hosts.
     """
 
@@ -64,7 +64,7 @@ class PlannedAccelerator(CPUAccelerator):
 
 
 class PlannedEnvironment(ClusterEnvironment):
-    """The ranks of a planned job, none of which this process starts."""
+    """The ranks of a planned job; this process starts none of them."""
 
     def __init__(self, job: Job) -> None:
         super().__init__({})
@@ -90,8 +90,8 @@ class PlannedEnvironment(ClusterEnvironment):
 
 
 def planned(job: Job, strategy: str | None = None) -> Callable[[Settings], Plan]:
-    """Return what replaces :func:`drivetrain.plan.resolve`: the Trainer's plan on the devices of ``job``, with another
-    strategy than the program's if one is given.
+    """Return a replacement of :func:`drivetrain.plan.resolve` that makes the Trainer's plan on the devices of ``job``,
+    with ``strategy`` in place of the program's if it is given.
     """
     other = strategy
 
@@ -134,7 +134,7 @@ def refused_strategy(strategy: Strategy) -> str | None:
 
 
 def stand_in_for_ranks(job: Job) -> None:
-    """Change drivetrain, in this process, so that the other ranks of ``job`` give what this one gives."""
+    """Change drivetrain, in this process: collectives return as if all ranks of ``job`` had the values of this one."""
     strategies, groups = cast("Any", ParallelStrategy), cast("Any", TorchGroup)
 
     def meet(strategy: Any) -> None:
@@ -169,7 +169,7 @@ def stand_in_for_ddp() -> None:
         first = torch_private.first_bucket_bytes if cap is None else int(cap * 2**20)
         _limits[:] = [first, int((25 if cap is None else cap) * 2**20)]
         model = wrap(strategy, module)
-        if strategy.comm[1] is None:  # torch's own exchange needs the result of a real one
+        if strategy.comm[1] is None:  # torch's own hook needs the result of a real exchange
             hook: Any = _mean
             hook.__signature__ = inspect.signature(_mean, eval_str=True)  # DDP compares the types
             model.register_comm_hook(strategy.data, hook)
@@ -180,8 +180,8 @@ def stand_in_for_ddp() -> None:
 
 
 ARRIVED: list[int] = []
-"""The parameters, by identity, in the order in which their gradients arrive in the first window. DDP exchanges all in
-one bucket there, and divides them by this order afterwards; a plan wraps the model again to do the same."""
+"""The parameters, by identity, in the order in which their gradients arrive in the first window. There DDP exchanges
+all gradients in one bucket; afterwards it divides them in this order. A plan wraps the model again to do the same."""
 
 
 def _mean(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]  # torch has no types
@@ -192,7 +192,7 @@ def _mean(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]: 
 
 
 def _exchange(group: Any, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Return what a collective of our own returns if every rank passes the same."""
+    """Return what a collective of drivetrain returns if every rank passes the same value."""
     return ANSWERS[function.__name__](len(group.ranks), *args)
 
 
@@ -212,8 +212,8 @@ ANSWERS: dict[str, Callable[..., Any]] = {
 def parameters_become_fake(mode: Any) -> None:
     """Change torch, in this process, so that a module's parameters and buffers have no values from their start.
 
-    A layer's constructor allocates them without writing to them, and the initialisation then finds fake ones; so a
-    model may be larger than this machine's memory.
+    A layer's constructor allocates memory without writing to it, and its initialization then writes to fake tensors. So
+    a model may be larger than this machine's memory.
     """
     module = cast("Any", nn.Module)
     register_parameter, register_buffer = module.register_parameter, module.register_buffer
@@ -241,7 +241,7 @@ def parameters_become_fake(mode: Any) -> None:
 
 
 def drop_values(mode: Any, module: nn.Module) -> None:
-    """Let parameters and buffers that have values have none from now on."""
+    """Replace parameters and buffers that have values by fake ones."""
     dropped: dict[Any, Any] = {}
     for each in module.modules():
         for own in (own_parameters(each), own_buffers(each)):
@@ -252,7 +252,7 @@ def drop_values(mode: Any, module: nn.Module) -> None:
 
 
 def _apply(module: nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
-    """Do what ``nn.Module._apply`` does: torch cannot exchange a fake parameter that something refers to."""
+    """Replaces ``nn.Module._apply``, which cannot exchange a fake parameter that has a weak reference."""
     changed: dict[int, nn.Parameter] = {}
     for each in module.modules() if recurse else [module]:
         for name, parameter in own_parameters(each).items():

@@ -1,4 +1,4 @@
-"""The private parts of torch that a plan needs; where one is missing, the plan leaves out what it gives, by name."""
+"""The private parts of torch that a plan needs; a plan does without those that the installed torch lacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from drivetrain.base.torch_private import number_of_node, operation_name
 
 
 def fake_mode() -> AbstractContextManager[Any]:
-    """Return the context in which operations compute shapes only; real tensors are accepted beside fake ones."""
+    """Return the context in which operations compute shapes only; it accepts real tensors, too."""
     return torch_private.FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -48,11 +48,6 @@ def alike(mode: Any, tensor: Tensor) -> Tensor:
     return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
 
-def dynamic_errors() -> tuple[type[BaseException], ...]:
-    """Return the exceptions of operations whose result depends on values."""
-    return torch_private.NeedsValues, torch_private.NeedsShapes
-
-
 def depends_on_values(func: Any) -> bool:
     """Whether the result of an operator, or its shape, depends on the values of tensors."""
     return not _DEPENDS.isdisjoint(func.tags)
@@ -67,7 +62,7 @@ def real() -> AbstractContextManager[Any]:
 
 
 def forget_ranks() -> None:
-    """Leave the process group of the process that this one is a copy of as it is: its ranks know of no copy."""
+    """Forget the process group of the process that this one copies, without ending it: its ranks know of no copy."""
     cast("Any", dist).GroupMember.WORLD = None
 
 
@@ -107,7 +102,7 @@ def stages_know_shapes(stage: Any) -> None:
 
 @contextlib.contextmanager
 def resizes_seen(seen: Callable[[torch.UntypedStorage, int, int], None]) -> Iterator[None]:
-    """Context in which ``seen(storage, before, after)`` learns the bytes of storages that are resized in place."""
+    """Context that calls ``seen(storage, before, after)`` with the bytes of each storage that is resized in place."""
     own = torch.UntypedStorage.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:
@@ -125,9 +120,9 @@ def resizes_seen(seen: Callable[[torch.UntypedStorage, int, int], None]) -> Iter
 
 @contextlib.contextmanager
 def arrays_seen(seen: Callable[[Any, Tensor, bool], Any]) -> Iterator[None]:
-    """Context in which ``tensor.numpy(force=force)`` is ``seen(own, tensor, force)``, where ``own`` is torch's method.
+    """Context in which ``tensor.numpy(force=force)`` calls ``seen(own, tensor, force)``; ``own`` is torch's method.
 
-    A fake number is formatted as the one that is read from it.
+    A fake number is formatted as the value that ``item()`` returns.
     """
     tensors = cast("Any", Tensor)
     numpy, written = tensors.numpy, tensors.__format__
@@ -139,7 +134,7 @@ def arrays_seen(seen: Callable[[Any, Tensor, bool], Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        del tensors.numpy  # torch has it in a class below
+        del tensors.numpy  # torch defines it in a base class
         tensors.__format__ = written
 
 
@@ -150,17 +145,17 @@ _WIDE = (
     "layer_norm group_norm cosine_similarity nll_loss nll_loss2d kl_div l1_loss smooth_l1_loss huber_loss mse_loss "
     "binary_cross_entropy_with_logits logsumexp softmax.int log_softmax.int cumsum cumprod sum sum.dim_IntList prod"
 )
-"""What autocast computes in 32 bits on other devices than the host."""
+"""The operations that autocast computes in float32 on devices other than the host."""
 
 
 def autocast_as_devices_do() -> Any:
-    """Change autocast on the host, until the returned object is freed: it then widens what a device's does."""
+    """Let autocast on the host widen the operations that it widens on devices, until the returned object is freed."""
     library: Any = cast("Any", torch.library).Library("aten", "IMPL")
     for name in _WIDE.split():
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
         with contextlib.suppress(RuntimeError), warnings.catch_warnings():  # the host widens it already
-            warnings.simplefilter("ignore")  # that an operation is widened in another way is what is wanted
+            warnings.simplefilter("ignore")  # about replaced kernels, as intended
             library.impl(name, functools.partial(_widened, operator), "AutocastCPU")
     return library
 
@@ -176,21 +171,19 @@ def _widened(operator: Any, *args: Any, **options: Any) -> Any:
 
 # ---- which operation of the forward pass a backward one belongs to ---------------------------------------------------
 
-_NODE: Callable[[], Any] | None = torch_private.running_node
-_COUNTER: Callable[[], int] | None = torch_private.newest_node
-KNOWS_NODES = _NODE is not None and _COUNTER is not None
-"""Whether torch says which node of the graph runs; without it, operations of the backward pass have no line."""
+KNOWS_NODES = None not in (torch_private.running_node, torch_private.newest_node)
+"""Whether torch tells which node of the graph runs; if not, operations of the backward pass have no line."""
 
 
 def running_node() -> int | None:
     """Return the number of the node that the backward pass runs; ``None`` outside of one."""
-    node = _NODE() if KNOWS_NODES and _NODE is not None else None
+    node = torch_private.running_node() if KNOWS_NODES else None
     return None if node is None else number_of_node(node)
 
 
 def newest_node() -> int:
     """Return the number of the node that was made last."""
-    return _COUNTER() - 1 if KNOWS_NODES and _COUNTER is not None else -1
+    return int(torch_private.newest_node()) - 1 if KNOWS_NODES else -1
 
 
 # ---- collectives -----------------------------------------------------------------------------------------------------
@@ -214,10 +207,9 @@ def collective_name(func: Any) -> str | None:
 
 def ranks_of(func: Any, args: Any) -> list[int]:
     """Return the global ranks that take part in a collective."""
-    group = torch_private.group_of_collective(func, args)
-    return dist.get_process_group_ranks(group)
+    return dist.get_process_group_ranks(torch_private.group_of_collective(func, args))
 
 
 def largest(tensors: list[Tensor]) -> Tensor | None:
-    """Return the tensor with the most bytes: of a gather its output, of a reduce-scatter its input."""
+    """Return the tensor with the most bytes: the output of a gather, the input of a reduce-scatter."""
     return max(tensors, key=lambda each: each.numel() * each.element_size(), default=None)

@@ -39,7 +39,7 @@ class Planner:
         job: the planned job.
         mode: the fake mode.
         program: the path of the program.
-        asked: what the command asks for.
+        asked: the command's request.
     """
 
     def __init__(self, job: Job, mode: Any, program: str, asked: dict[str, Any]) -> None:
@@ -58,21 +58,16 @@ class Planner:
                 return {"reads": sum(each.nbytes for each in started.model.parameters())}
             return {"failed": str(error)}
         classes = self._by_class(base) if self.asked["rank"] is None else []
-        worst = max(
-            (each for _, each in classes if each.found is not None),
-            key=lambda each: each.found.peak.total if each.found else 0, default=None,
-        )  # fmt: skip
-        if worst is not None and worst.found is not None and worst.rank is not None:
-            base, self.rank = worst.found, worst.rank
-        found = {"base": base, "rank": self.rank, "classes": classes, "plan": str(trainer.plan), "changes": [],
-                 "largest": None}  # fmt: skip
+        if run := [(each.found, each.rank or 0) for _, each in classes if each.found is not None]:
+            base, self.rank = max(run, key=lambda each: each[0].peak.total)
+        found = {"base": base, "rank": self.rank, "classes": classes, "changes": [], "largest": None}
         if self.asked.get("tries") or (not fits(base) and self.asked.get("tries") is not False):
             found["changes"] = list(self._tried(fits))
             found["largest"] = self.largest_batch(base, fits)
         return found
 
     def _by_class(self, base: Measured) -> list[tuple[tuple[int, ...], Change]]:
-        """Return the classes of ranks, each with what its first rank needs; of many classes some are not run."""
+        """Return the classes of ranks, each with what its first rank needs; at most :data:`MOST_CLASSES` are run."""
         classes = [(ranks, Change("", "", rank=ranks[0])) for ranks in base.classes]
         if len(classes) == 1:
             return []
@@ -95,17 +90,14 @@ class Planner:
         for change in sorted(helpful, key=lambda each: each.found.peak.total if each.found else 0):
             if together is not None and {*together.arguments, *together.case} & {*change.arguments, *change.case}:
                 continue  # the same argument with another value
-            together = change if together is None else self._measure(together.beside(change))
+            together = change if together is None else self._measured_together([together.beside(change)])[0]
             if together is not change:
                 yield together
                 if together.found is None or fits(together.found):
                     return
 
-    def _measure(self, change: Change) -> Change:
-        return self._measured_together([change])[0]
-
     def _measured_together(self, changes: list[Change]) -> list[Change]:
-        """Measure changes, as many at the same time as there are processors."""
+        """Measure changes, at the same time as many as there are processors."""
         most, running = os.cpu_count() or 1, list[tuple[Change, Copy]]()
         for change in [*(each for each in changes if not each.failed), None]:
             while running and (change is None or len(running) >= most):
@@ -182,28 +174,25 @@ class Planner:
     def measured(self, change: Change) -> Measured:
         """Return what the program needs with a change.
 
-        Of long lists of blocks, two and three are measured, and multiplied. If the model counts its blocks, all are.
+        Long lists are measured with two and with three blocks, and extrapolated. If that fails, as in a model that
+        counts its blocks, all blocks are measured.
 
         Raises:
-            TryError: the program fails with it.
+            TryError: the program fails with the change.
         """
-        first = self._alone(change, (blocks.FEW,) * 64)
-        if isinstance(first, TryError):
-            first = self._alone(change, None)
-        if isinstance(first, TryError):
-            raise first
-        if not first.lists or first.is_complete:
-            return first
-        more = [self._alone(change, each) for each in blocks.cases(first.lists)[1:]]
-        if any(isinstance(each, TryError) for each in more):
-            whole = self._alone(change, None)
-            if isinstance(whole, TryError):
-                raise whole
-            return whole
-        return multiplied(first, [each for each in more if isinstance(each, Measured)], blocks.FEW)
+        try:
+            first = self._alone(change, (blocks.FEW,) * 64)
+            more = [self._alone(change, each) for each in blocks.cases(first.lists)]
+        except TryError:
+            return self._alone(change, None)
+        return multiplied(first, more, blocks.FEW) if more else first
 
-    def _alone(self, change: Change, lengths: tuple[int, ...] | None) -> Measured | TryError:
-        """Measure a change in a copy of this process, because a run changes the model."""
+    def _alone(self, change: Change, lengths: tuple[int, ...] | None) -> Measured:
+        """Measure a change in a copy of this process, because a run changes the model.
+
+        Raises:
+            TryError: the program fails with the change.
+        """
 
         def run() -> Measured:
             trainer = self._trainer
@@ -219,16 +208,19 @@ class Planner:
             values = Values(self.asked["values"])
             return Windows(self.job, case, self.mode, self.program, values, batch).run(trainer, self._started)
 
-        return Copy(run, program=self.program).result()
+        found = Copy(run, program=self.program).result()
+        if isinstance(found, TryError):
+            raise found
+        return found
 
 
 class Copy:
-    """A copy of this process, in which a function runs; on a system without copies, the function runs here.
+    """A forked copy of this process, in which a function runs; on a system without ``fork``, the function runs here.
 
     Args:
-        function: returns what was measured.
+        function: returns the measurement.
         alone_with: the only file descriptor that the copy shares with this process, beside a pipe for the result, so
-            that it moves no position in a file and holds no connection open; ``None``: it shares all.
+            that the copy moves no position in a file and holds no connection open; ``None``: it shares all.
         program: the path of the program, whose line is named if the function fails.
     """
 
@@ -251,7 +243,7 @@ class Copy:
         os.close(writer)
 
     def result(self) -> Measured | TryError:
-        """Return what the function has returned, or why it returned nothing."""
+        """Return the result of the function, or why there is none."""
         if self._here is not None:
             return self._here
         with os.fdopen(self._reader, "rb") as pipe:
@@ -274,19 +266,19 @@ class Copy:
 
 
 def _open_files() -> dict[int, tuple[int, int]]:
-    """Return which file each descriptor of this process stands for."""
+    """Return the file of each descriptor of this process."""
     found = {}
     for each in map(int, os.listdir("/dev/fd")):
-        with contextlib.suppress(OSError):  # the one that listed them
+        with contextlib.suppress(OSError):  # the descriptor of the listing
             status = os.fstat(each)
             found[each] = status.st_dev, status.st_ino
     return found
 
 
 def _close_inherited(inherited: dict[int, tuple[int, int]], kept: set[int]) -> None:
-    """Let descriptors that came from another process lead nowhere; an object that holds one may still close it.
+    """Redirect inherited descriptors to the null device; an object that holds one may still close it.
 
-    What a library has opened when the process was copied, as libuv does for torch's store, is its own.
+    Descriptors that a library opens in the copy when it is forked, as libuv does for torch's store, are not redirected.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     for each, file in _open_files().items():
@@ -305,11 +297,11 @@ def _outcome(function: Callable[[], Measured], program: str) -> Measured | TryEr
 
 
 def cause(error: BaseException, program: str = "") -> str:
-    """Return an exception as one line, with the line of ``program`` that led to it, if one did, and with a cure."""
+    """Return an exception as one line, with the line of ``program`` that led to it and with a cure, if there are."""
     text = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
     is_own = program_files(program)
     own = [each for each in traceback.extract_tb(error.__traceback__) if program and is_own(each.filename)]
-    if own and not isinstance(error, UnreadableError):  # which names it
+    if own and not isinstance(error, UnreadableError):  # whose message names the line
         text += f" (at {os.path.relpath(own[-1].filename)}:{own[-1].lineno})"
     if any(words in text for words in _NAMES_A_DEVICE):
         text += " A plan has no devices: write self.device where the program names one."
@@ -317,4 +309,4 @@ def cause(error: BaseException, program: str = "") -> str:
 
 
 _NAMES_A_DEVICE = "not linked with support for", "not compiled with", "two different devices"
-"""What torch says of a device that is not there, or of tensors on others."""
+"""Parts of torch's messages on a device that is missing, and on tensors on different devices."""

@@ -1,4 +1,4 @@
-"""What a program reads from tensors: a pass with values records it, and a pass without them gets it back."""
+"""Values that a program reads from tensors: a pass with real values records them for passes on fake tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drivetrain.base.tree import map_leaves
 Key = tuple[str, str, str]
 """A line of the program, the block that runs, and the operation."""
 MOST_UNKNOWN = 10_000
-"""Values that a line may read without knowing them; a loop that waits for one would never end."""
+"""How many unknown values a line may read; a loop that waits for a certain value would never end."""
 
 
 class UnreadableError(Exception):
@@ -35,8 +35,8 @@ class Values:
     """Results of operations that depend on the values of tensors, in their order.
 
     Args:
-        known: by key, from a pass with values; ``None``: the first one that is needed ends the pass.
-        records: whether this is the pass with values.
+        known: the recorded results by key; ``None``: the first result that is needed ends the pass.
+        records: whether this is the pass with real values.
     """
 
     def __init__(self, known: dict[Key, list[Any]] | None, records: bool = False) -> None:
@@ -50,8 +50,8 @@ class Values:
         )
 
     def take(self, key: Key) -> tuple[bool, Any]:
-        """Return whether the next result is known, and the result; tensors are new ones. After the last comes the
-        first again.
+        """Return whether the next result is known, and the result; tensors are new. After the last result, the first
+        follows again.
 
         Raises:
             UnreadableError: it is not known, and this ends the pass.

@@ -9,7 +9,6 @@ import os
 import site
 import sysconfig
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-import drivetrain
 from drivetrain.base.introspect import overrides
 from drivetrain.base.tree import batch_sizes, map_leaves
 from drivetrain.callback import Callback
@@ -37,6 +35,7 @@ from drivetrain.forecast.operations import (
     OTHER,
     PARAMETERS,
     Ledger,
+    Recorded,
 )
 from drivetrain.forecast.rank_classes import rank_classes
 from drivetrain.forecast.stages import PIPELINE
@@ -46,11 +45,11 @@ from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.run import ENDLESS
 from drivetrain.strategies.sharded_state import local_shard
 from drivetrain.strategies.step import Step
-from drivetrain.trials.child import LEFT_OUT, NoLogger
+from drivetrain.trials.child import leave_no_trace
 
 WINDOWS = 2
-"""The first is not reported: its sharding propagation makes tensors of global size, and it creates the state of the
-optimizer."""
+"""How many windows are run. The first is not reported: in it, sharding propagation makes tensors of global size, and
+the optimizer creates its state."""
 MOST_BATCHES = 2
 """Batches of a window that are run; further ones repeat the last."""
 
@@ -61,12 +60,12 @@ class _EndedError(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is run in place of the unchanged program.
+    """A variant of the program.
 
     Attributes:
         lengths: for each list of repeated blocks, how many of them are left; ``None``: all.
-        divides: the micro-batch is divided by this number, and the window has as many times more batches.
-        samples: the micro-batch has so many samples, and the window as many batches as before.
+        divides: the micro-batch is divided by this number, and the number of batches of a window is multiplied by it.
+        samples: the samples of a micro-batch, with as many batches as before; ``None``: the program's own number.
         recomputes: blocks recompute their activations in the backward pass.
         foreach: optimizers step all parameters in one call, as on devices other than the host.
     """
@@ -123,7 +122,7 @@ class Watch(Callback):
 
 
 class WatchBackward(Watch):
-    """Knows more of the phases, where the strategy calls the hooks of the backward pass."""
+    """Also follows the backward pass, for strategies that call its hooks."""
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Follow the phase."""
@@ -144,7 +143,7 @@ class Windows:
         case: what is changed.
         mode: the fake mode.
         program: the path of the program.
-        values: what the program reads from tensors; if they are recorded, the tensors are real.
+        values: the values that the program reads from tensors; in a pass that records them, tensors are real.
         batch: the batch, or one with its shapes; ``None``: the first one of the program's loader.
     """
 
@@ -154,15 +153,14 @@ class Windows:
         self.job, self.case, self.mode, self.batch = job, case, mode, batch
         self.values, self.ledger = values, Ledger()
         self.recorder = Recorder(self.ledger, Lines(program_files(program)), values)
-        self.recorder.phase = "optimizer"  # what is made before the first batch belongs to no forward pass
+        self.recorder.phase = "optimizer"  # tensors made before the first batch belong to no forward pass
         self._optimizers: list[Any] = []
         self._arrivals: list[Any] = []
         self._live: dict[str, int] = {}
         self._stack, self._first = ExitStack(), (0, 0)
-        self._window = self._batches = 0
+        self._window = 0
         self.blocks: dict[str, nn.Module] = {}
         self.lists: tuple[tuple[str, int], ...] = ()
-        self._began = time.process_time()
         self.batch_size = 0
 
     def run(self, trainer: Any, job: Any) -> Measured:
@@ -197,26 +195,22 @@ class Windows:
     result: Any = None
 
     def _quiet(self, trainer: Any, model: Any) -> None:
-        """Leave out what writes files or to the terminal, and every limit and validation."""
+        """Switch off what writes files or to the terminal, and every limit and validation."""
         self._is_compiled = bool(trainer.settings.compile)
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="drivetrain-plan-"))
-        own = model.configure_callbacks
-        model.configure_callbacks = lambda: _without_traces(_listed(own()))
-        watch = Watch if _owns_step(trainer.strategy) else WatchBackward
-        trainer._callbacks = [*_without_traces(trainer._callbacks), watch(self)]
-        trainer._loggers = [NoLogger(folder)] if trainer._loggers else []
-        trainer.default_root_dir, trainer._profiler, trainer._set_ckpt_path = folder, None, None
-        trainer.settings = dataclasses.replace(
-            trainer.settings, max_time=None, profiler=None, cuda_graphs=False, compile=None, detect_anomaly=False,
-            replay_every=None, replica_check_every=None, plan_check=None,
+        leave_no_trace(
+            trainer, model, folder, cuda_graphs=False, compile=None, detect_anomaly=False, replay_every=None,
+            replica_check_every=None, plan_check=None,
         )  # fmt: skip
+        watch = Watch if _owns_step(trainer.strategy) else WatchBackward
+        trainer._callbacks, trainer._set_ckpt_path = [*trainer._callbacks, watch(self)], None
         limits = trainer.limits
         limits.sanity_batches = limits.val_batches = 0
         limits.max_epochs, limits.max_steps, limits.train_batches = 1, ENDLESS, 1.0
         trainer.save_checkpoint = lambda *args, **options: None
 
     def _prepare(self, trainer: Any, set_up: Callable[[Any], None]) -> None:
-        """Set the model up on fake tensors, of which everything is recorded from now on."""
+        """Set up the model on fake tensors, and record everything from here on."""
         module = trainer.lightning_module
         # a pipeline cuts its stages from all blocks
         self.lists = blocks.shorten(module, None if _owns_step(trainer.strategy) else self.case.lengths)
@@ -253,11 +247,11 @@ class Windows:
     # ---- the windows ---------------------------------------------------------------------------------------------
 
     def begins_batch(self, batch: Any, batch_idx: int) -> None:
-        """Note the first step of the window that is reported, and what is live there."""
+        """At the start of a window, record its first step and the live bytes by kind."""
         own = self.recorder
         self.ledger.set_up = self.ledger.set_up or len(self.ledger.events)
         if batch_idx % self._window == 0:
-            gc.collect()  # cycles hold what the window before has left
+            gc.collect()  # free the cycles that the previous window has left
             own.mark([local_shard(each) for each in self.module.parameters() if not each.is_meta], PARAMETERS)
             own.mark([local_shard(each) for each in self.module.buffers() if not each.is_meta], BUFFERS)
             self._optimizers = list(self.trainer.strategy.optimizers)
@@ -272,7 +266,7 @@ class Windows:
         own.phase = "forward"
 
     def note(self, hook: str) -> None:
-        """Note the live bytes at a hook; those of the last batch remain."""
+        """Record the live bytes at a hook, in place of those of an earlier batch."""
         self._live[hook] = sum(self.recorder.sizes.values())
 
     def ends_batch(self, batch_idx: int) -> None:
@@ -286,17 +280,12 @@ class Windows:
             raise _EndedError
         self._mark_gradients()
         events, steps = self._first
-        host = _on_host(self.trainer.strategy)
+        allows_tf32 = torch.get_float32_matmul_precision() != "highest"
         self.result = measured(
-            self.ledger, events, finished(self.ledger, steps), tuple(self.blocks), self.lists,
-            batches=self.batches, on_host=host, seconds=time.process_time() - self._began,
-            batch_size=self.batch_size, is_complete=self.case.lengths is None, live=self._live,
+            self.ledger, events, tuple(self.blocks), _on_host(self.trainer.strategy), lists=self.lists,
+            recorded=Recorded(finished(self.ledger, steps), self._is_compiled, allows_tf32, PIPELINE.schedule),
+            batches=self.batches, batch_size=self.batch_size, live=self._live, classes=self._classes,
         )  # fmt: skip
-        self.result.recorded = dataclasses.replace(
-            self.result.recorded, pipeline=PIPELINE.schedule, is_compiled=self._is_compiled,
-            allows_tf32=torch.get_float32_matmul_precision() != "highest",
-        )  # fmt: skip
-        self.result.classes = self._classes
         for handle in (*self._handles, *self.recorder.handles):
             handle.remove()
         raise _EndedError
@@ -310,7 +299,7 @@ class Windows:
         for handle in self._arrivals:
             handle.remove()
         strategy = self.trainer.strategy
-        self.recorder.forget(EXCHANGED)  # the loop still holds the first wrapper, and DDP has no second one
+        self.recorder.forget(EXCHANGED)  # the loop holds the first wrapper with its buffers; DDP has no second one
         wrap_again(strategy, self.module)
         strategy.driver.rebind()
 
@@ -340,17 +329,9 @@ def _on_host(strategy: Any) -> tuple[str, ...]:
     return (PARAMETERS, GRADIENTS, OPTIMIZER) if strategy.agreed_options().get("cpu_offload") else ()
 
 
-def _listed(callbacks: Any) -> list[Any]:
-    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
-
-
-def _without_traces(callbacks: Any) -> list[Any]:
-    return [each for each in callbacks if not isinstance(each, LEFT_OUT)]
-
-
 def program_files(program: str) -> Callable[[str], bool]:
     """Return whether a file is one of the program's own: neither installed nor a part of Python."""
-    installed = [*site.getsitepackages(), sysconfig.get_path("stdlib"), str(Path(drivetrain.__file__).parent)]
+    installed = [*site.getsitepackages(), sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])]
     installed += [str(Path(torch.__file__).parent)]
 
     def is_program(path: str) -> bool:

@@ -1,1 +1,1 @@
-"""What drivetrain does inside of other libraries: one file per library, with the names that a program imports."""
+"""Parts of drivetrain that run inside other libraries: one file per library, with the names that a program imports."""

@@ -1,4 +1,4 @@
-"""Ray Train: report metrics and checkpoints of a fit to it, and resume from the newest checkpoint that it has kept."""
+"""Report a fit's metrics and checkpoints to Ray Train, and resume from the newest checkpoint that it has kept."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _NOTE = "drivetrain.json"
 class RayTrainReportCallback(Callback):
     """Reports metrics and checkpoints to Ray Train, and resumes a fit that Ray Train has started again.
 
-    The Trainer adds it in a worker of Ray Train. In other processes it does nothing.
+    The Trainer adds this callback in a worker of Ray Train. In other processes the callback does nothing.
 
-    It reports when a ModelCheckpoint has written a checkpoint, with the files of this checkpoint, and at the end of
-    each epoch without a new one. The metrics are ``trainer.callback_metrics``, ``epoch`` and ``step``. Ray copies the
-    files into its storage before training continues; the machines need no other shared folder.
+    The callback reports when a ModelCheckpoint has written a checkpoint, with the files of this checkpoint, and at the
+    end of each epoch without a new one. The metrics are ``trainer.callback_metrics``, ``epoch`` and ``step``. Ray
+    copies the files into its storage before training continues; the machines need no other shared folder.
 
     A fit without ``ckpt_path`` resumes from the newest reported checkpoint of this fit. In a training function with
     several fits, those before it run again.
@@ -44,7 +44,7 @@ class RayTrainReportCallback(Callback):
         super().__init__()
         self._download = ExitStack()  # until the fit has read the checkpoint from which it resumes
         self._saved: dict[int, dict[str, float]] = {}  # the metrics at each save, by step
-        self._reported = self._reported_with_files = -1  # the last steps
+        self._reported = self._reported_with_files = -1  # the steps of the last reports
         self._reports = False  # while a fit trains in a worker
 
     def own_checkpoint(self, trainer: Trainer) -> str | None:
@@ -78,12 +78,12 @@ class RayTrainReportCallback(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._download.close()
-        self._reports = False  # called before those that save: a report would wait for ranks that have not failed
+        self._reports = False  # callbacks save after this: a report would wait for ranks that have not failed
 
     # ---- reporting -----------------------------------------------------------------------------------------------
 
     def _report(self, trainer: Trainer, path: str | None = None, step: int | None = None) -> None:
-        """Report the checkpoint ``path`` of ``step``; ``None``: only metrics of now. All ranks call it."""
+        """Report the checkpoint ``path`` of ``step``; ``None``: only the current metrics. All ranks call it."""
         step = trainer.global_step if step is None else step
         if not self._reports or step == (self._reported if path is None else self._reported_with_files):
             return
@@ -92,14 +92,14 @@ class RayTrainReportCallback(Callback):
             ray_train.report({**_metrics(trainer), "step": step})
             return
         self._reported_with_files = step
-        saved = self._saved.get(step)  # with saves in the background, training has gone on since
+        saved = self._saved.get(step)  # with saves in the background, training has continued since
         metrics = {**(_metrics(trainer) if saved is None else saved), "step": step}
         self._saved = {later: each for later, each in self._saved.items() if later > step}
         with tempfile.TemporaryDirectory() as folder:
             _link_files(trainer, path, folder)
             if trainer.is_global_zero:
                 name = path if files.is_remote(path) else os.path.basename(path)
-                fit = None if saved is None else last.finished_fits  # None: it holds only weights
+                fit = None if saved is None else last.finished_fits  # None: the checkpoint holds only weights
                 Path(folder, _NOTE).write_text(json.dumps({"checkpoint": name, "fit": fit}))
             ray_train.report(metrics, checkpoint=ray_train.Checkpoint.from_directory(folder))
 

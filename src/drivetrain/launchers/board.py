@@ -8,7 +8,6 @@ another launcher has started the ranks, local rank 0 creates it, and the watcher
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import json
 import mmap
 import os
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from drivetrain.base.supplied import supplied
 from drivetrain.launchers.folder import DESCRIPTION, HELD, hold, keep_sockets_in
 
 BOARD = "DRIVETRAIN_BOARD"
@@ -38,6 +38,12 @@ SAVE_BEGINS_S = 5.0
 _RUN = "run"
 _WORDS = 16
 _SIZE = 8 * _WORDS  # bytes
+
+
+@supplied
+def phase_name(number: int) -> str:
+    """Return the name of a phase of a run."""
+    return str(number)
 
 
 class Sheet:
@@ -168,9 +174,7 @@ class Board:
         collective = collective and f", {collective}"
         if not words[SHOWN]:
             return f"in a program on the Engine{collective}" if words[ENGINE] else "before its first run"
-        phases = importlib.import_module("drivetrain.loops.progress")  # it imports torch
-        name = phases.Phase(words[PHASE]).name.lower().replace("_", " ")
-        where = f"in the phase {name!r}" if words[PHASE] else "outside of a run"
+        where = f"in the phase {phase_name(words[PHASE])!r}" if words[PHASE] else "outside of a run"
         return f"{where}, after {words[BATCHES]} batches had begun, in step {words[STEP]}{collective}"
 
     def places(self, but: int | None = None) -> list[str]:

@@ -23,8 +23,8 @@ class EventFile(SummaryWriter):
         log_dir: the folder of a new file.
         event_file: an existing file to append to; ``None``: a new file.
         mark: part of the name of a new file, in front of the suffix.
-        purges_charts: the first value of a chart with several curves hides what an earlier process wrote to it for this
-            step and later ones. TensorBoard keeps each curve of such a chart in a folder of its own.
+        purges_charts: the first value of a chart with several curves hides the values that an earlier process wrote for
+            this and later steps. TensorBoard keeps each curve of such a chart in a folder of its own.
         kwargs: arguments for ``SummaryWriter``.
 
     Attributes:
@@ -35,7 +35,7 @@ class EventFile(SummaryWriter):
         self, log_dir: str, event_file: str | None = None, mark: str = "", purges_charts: bool = False, **kwargs: Any
     ) -> None:
         suffix = kwargs.get("filename_suffix", "")
-        # TensorBoard reads files in the order of their names: also those that a process opens within one second
+        # TensorBoard reads files in the order of their names; the last number orders files of the same second
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS):05d}"
         self.event_file = event_file or os.path.join(log_dir, name + mark + suffix)
         self._begun, self._purges_charts = event_file is not None, purges_charts

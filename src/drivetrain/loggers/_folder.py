@@ -127,7 +127,7 @@ class FolderLogger(Logger):
         return not self._is_given and type(self).version is FolderLogger.version
 
     def continue_run(self, state: Mapping[str, Any], path: str) -> None:
-        """Continue the version of the run that saved the checkpoint, if it is one of this logger's."""
+        """Continue the version of the run that saved the checkpoint, if that run is one of this logger's."""
         if not (self.numbers_runs and self.is_undecided):
             return
         folder, inside = str(state.get("folder", "")), os.path.join(self._runs_dir, "")
@@ -160,7 +160,7 @@ class FolderLogger(Logger):
         return os.path.join(self._runs_dir, version if isinstance(version, str) else f"version_{version}")
 
     def _place(self) -> dict[str, Any]:
-        """Return the part of the state that says which run it is."""
+        """Return the part of the state that identifies the run."""
         return {} if self.is_undecided else {"folder": FolderLogger.log_dir.fget(self)}  # type: ignore[attr-defined]
 
     @property

@@ -25,7 +25,7 @@ class RunLogger(Logger):
         prefix: prepended to every metric's name, joined by a hyphen.
         run_id: the id of a run to continue; ``None``: a new run.
         package: the service's package, for importing and for installing it.
-        log_model: upload checkpoints: True: at the end of the run; "all": each after it was written.
+        log_model: upload checkpoints: True at the end of the run, "all" each one after it was written.
 
     Raises:
         ConfigurationError: the package is not installed.
@@ -128,7 +128,7 @@ class RunLogger(Logger):
         """
         start = f"{type(self).__name__}.{method}({key!r})"
         if not isinstance(values, (list, tuple)):
-            raise WrongTypeError(f"{start} got a {type(values).__name__}. Pass a list, also of one.")
+            raise WrongTypeError(f"{start} got a {type(values).__name__}. Pass a list, even for one value.")
         for name, given in kwargs.items():
             if len(given) != len(values):
                 raise ConfigurationError(

@@ -116,7 +116,7 @@ class CometLogger(Tables):
 
     @rank_zero_only
     def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
-        """Log images: arrays, PIL images or paths. Other lists have one entry for each image."""
+        """Log images: arrays, PIL images or paths. Each list in ``kwargs`` has one entry per image."""
         for image, own in self._each("log_image", key, images, kwargs):
             self.experiment.log_image(array_of(image), name=key, step=step, **own)
 

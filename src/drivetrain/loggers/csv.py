@@ -27,7 +27,7 @@ class CSVLogger(FolderLogger):
 
     A row contains the step and its values; a name that first appears later adds a column. Consecutive calls for one
     step share a row unless a name has two values. An existing table is continued if ``version`` was passed. A fit that
-    resumes continues it after the checkpoint's row: the rows behind that one, which it logs again, move to
+    resumes continues the table after the checkpoint's row; later rows, which the fit logs again, move to
     ``metrics_replaced.csv``. If another logger writes to the same table at the same time, the table keeps the rows of
     both, with a warning. Between two writes no file is open and no thread runs.
 
@@ -126,7 +126,7 @@ class CSVLogger(FolderLogger):
         return {**self._place(), **(self._resumes_at or now)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the table at this row, once a value is logged, if the table has it."""
+        """Continue the table after the row in ``state``, if the table has it; the next logged value cuts it there."""
         is_same = self._continues or state.get("folder") == self._place().get("folder", "")
         if "rows" in state and (is_same or (state["last"] and not self.numbers_runs)):
             self._resumes_at = {"rows": int(state["rows"]), "last": {**state["last"]}}
@@ -202,8 +202,8 @@ class CSVLogger(FolderLogger):
         self._columns += [name for name in own if name not in self._columns]
 
     def _take_rows_back(self, rows: int, last: Row) -> None:
-        """Let ``last`` be the table's last row again, after ``rows`` others; another table stays as it is. An empty
-        ``last`` is no row.
+        """Cut the table after ``rows`` rows and the row ``last``; empty: only after ``rows`` rows. A table without them
+        is not changed.
         """
         self._save()
         table = self._table
@@ -263,7 +263,7 @@ class CSVLogger(FolderLogger):
         if self._columns[:known] == self._columns_in_file and not any(
             mark in content for mark in (b'"', b"\r", b"\n\n")
         ):
-            # Only commas are missing. Without this, a name more in each of many flushes would cost hours.
+            # Only commas are missing. Parsing the table for each new name could take hours.
             rows = content[content.index(b"\n") + 1 :]
             return _encode([self._columns]) + rows.replace(b"\n", b"," * (len(self._columns) - known) + b"\n")
         old = csv.DictReader(io.StringIO(content.decode(errors="backslashreplace"), newline=""))

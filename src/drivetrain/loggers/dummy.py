@@ -29,13 +29,8 @@ class DummyLogger(Logger):
     def __getitem__(self, index: int) -> DummyLogger:
         return self
 
-    @property
-    def name(self) -> str:
-        return ""
-
-    @property
-    def version(self) -> str:
-        return ""
+    name: str = ""
+    version: str = ""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Do nothing."""

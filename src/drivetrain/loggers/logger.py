@@ -23,13 +23,13 @@ class Logger(ABC):
     """
 
     LOGGER_JOIN_CHAR: ClassVar[str] = "-"
-    """Between a logger's prefix and the names of its values."""
+    """Joins a logger's prefix and the names of its values."""
 
     experiment: Any
-    """The object of the library behind the logger, for programs; a logger of yours may have none."""
+    """The object of the library behind the logger, for programs; your own logger need not have one."""
 
     group_separator: str = "/"
-    """Between the parts of a name that a callback builds, for example ``lr-SGD/momentum``."""
+    """Joins the parts of a name that a callback builds, for example ``lr-SGD/momentum``."""
 
     keeps_run_record: bool = False
     """Whether each fit is recorded in ``run.json`` in :attr:`log_dir`, for ``drivetrain report``."""
@@ -69,7 +69,7 @@ class Logger(ABC):
 
     @property
     def numbers_runs(self) -> bool:
-        """Whether each run gets a version, and so a folder, of its own."""
+        """Whether each run gets its own version, and so its own folder."""
         return False
 
     def continue_run(self, state: Mapping[str, Any], path: str) -> None:

@@ -31,7 +31,7 @@ class MLFlowLogger(Tables):
             ``save_dir``.
         tags: the run's tags.
         save_dir: a local folder for everything; ignored with a ``tracking_uri``.
-        log_model: upload checkpoints as artifacts: True: at the end of the run; "all": each after it was written.
+        log_model: upload checkpoints as artifacts: True at the end of the run, "all" each one after it was written.
         prefix: prepended to every metric's name, joined by a hyphen.
         artifact_location: the location of a new experiment's artifacts; ``None``: the store's default.
         run_id: the id of a run to continue.

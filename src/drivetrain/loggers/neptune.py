@@ -15,7 +15,7 @@ from drivetrain.loggers._run import RunLogger, array_of, flat, mapping_of
 class NeptuneLogger(RunLogger):
     """Logs to a run of Neptune, through the package neptune 1.x. The service closed in March 2026.
 
-    Creating the logger warns of it. Use a TrackioLogger, which keeps runs on this machine, or a CSVLogger, a
+    Creating the logger issues a warning. Use a TrackioLogger, which keeps runs on this machine, or a CSVLogger, a
     TensorBoardLogger, a WandbLogger, an MLFlowLogger or a CometLogger instead.
 
     A fit that resumes from a checkpoint continues the run that wrote it, if its id was known: Neptune assigns the id

@@ -30,7 +30,7 @@ with on_first_use:
 
 
 _WRITER_ARGUMENTS = ("comment", "purge_step", "max_queue", "flush_secs", "filename_suffix")
-"""What SummaryWriter takes besides the folder; written down here, because importing it is slow."""
+"""SummaryWriter's arguments besides the folder; listed here, because importing SummaryWriter is slow."""
 
 _RESUMED = ".resumed"  # in the names of event files of processes that continue a run from a checkpoint
 
@@ -41,8 +41,8 @@ class TensorBoardLogger(FolderLogger):
     The writer, with an open file and a thread, exists from the first written value until :meth:`finalize`. Values that
     are logged later, for example in ``trainer.test``, are appended to the same event file. Another process that
     continues the run, such as a resumed one, writes its own event file. A fit that resumes with the same ``version``
-    continues the curves after the checkpoint: the events behind it, which it logs again, move to ``events_replaced.*``.
-    In a chart with several curves, which TensorBoard keeps in other folders, the new events hide the old ones instead.
+    continues the curves after the checkpoint: later events, which the fit logs again, move to ``events_replaced.*``. In
+    a chart with several curves, which TensorBoard keeps in other folders, the new events hide the old ones instead.
 
     Args:
         save_dir: the root folder; ``~`` and environment variables are expanded.
@@ -83,11 +83,11 @@ class TensorBoardLogger(FolderLogger):
         self._default_hp_metric = default_hp_metric
         self._kwargs = kwargs
         self._writer: EventFile | None = None
-        self._event_file: str | None = None  # of this process
+        self._event_file: str | None = None  # the file of this process
         self._owner = os.getpid()
-        self._sizes: dict[str, int] = {}  # of earlier event files of this run, by name
+        self._sizes: dict[str, int] = {}  # sizes of earlier event files of this run, by name
         self._last: dict[str, int] = {}  # the last step of each curve
-        self._found: dict[str, int] = {}  # the same at the checkpoint, for curves that this fit has not continued yet
+        self._found: dict[str, int] = {}  # that step at the checkpoint, of curves that this fit has not continued yet
         self._resumes_at: dict[str, Any] = {}  # the state of the checkpoint, until something is logged
 
     def __getstate__(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class TensorBoardLogger(FolderLogger):
         """Record each number as a scalar; a mapping of numbers becomes several curves in one chart."""
         writer, values = self.experiment, self._named(metrics)
         if step is not None:
-            curves = values.keys() - self._named({"epoch": 0}).keys()  # which comes with the values of each curve
+            curves = values.keys() - self._named({"epoch": 0}).keys()  # "epoch" is logged with every curve
             # a resumed fit logs again what was logged when the checkpoint was saved
             known = {name for name in curves if step <= self._found.get(name, step - 1)}
             if known and known == curves:
@@ -216,12 +216,12 @@ class TensorBoardLogger(FolderLogger):
         return {**self._place(), **(self._resumes_at or {"files": dict(self._sizes), "last": dict(self._last)})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the run from here, once something is logged, if its folder has these event files."""
+        """Continue the event files of ``state``, if the folder has them; the next logged value cuts them."""
         if (state["files"] and not self.numbers_runs) or self._continues:
             self._resumes_at = {name: {**state[name]} for name in ("files", "last")}
 
     def _note_size(self) -> None:
-        """Remember how long the event file of this process is."""
+        """Record the size of this process's event file."""
         if self._writer is not None:
             self._writer.flush()
         if self._event_file is not None:
@@ -229,7 +229,7 @@ class TensorBoardLogger(FolderLogger):
                 self._sizes[os.path.basename(self._event_file)] = os.path.getsize(self._event_file)
 
     def _take_events_back(self) -> None:
-        """Let each event file end where it ended at the checkpoint; what is behind that moves to another file."""
+        """Cut each event file at its size in the checkpoint, and move later events to another file."""
         state, self._resumes_at = self._resumes_at, {}
         if self._writer is not None:
             self._writer.close()
@@ -241,9 +241,9 @@ class TensorBoardLogger(FolderLogger):
             return  # another folder
         self._sizes, self._last, self._found = state["files"], state["last"], dict(state["last"])
         for name in names:
-            # other resumed processes have continued this checkpoint, or a later one
+            # files of other processes that resumed from this checkpoint, or from a later one
             is_later = name.startswith("events.out.") and _RESUMED in name
-            # or those of the run itself, if it had written none before the checkpoint
+            # or files of the run itself, if it had none at the checkpoint
             is_later = is_later or (name.startswith("events.out.") and not self._sizes)
             size = self._sizes.get(name, 0 if is_later else None)
             if size is not None:

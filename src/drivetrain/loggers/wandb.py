@@ -63,7 +63,7 @@ class WandbLogger(Tables):
         id: the id of the run, to continue an earlier one.
         anonymous: log without an account.
         project: the project; ``None``: the variable ``WANDB_PROJECT``, otherwise "lightning_logs".
-        log_model: upload checkpoints: True: at the end of the run; "all": each after it was written.
+        log_model: upload checkpoints: True at the end of the run, "all" each one after it was written.
         experiment: an existing run from ``wandb.init``.
         prefix: prepended to every metric's name, joined by a hyphen.
         checkpoint_name: the name of the artifact with checkpoints; ``None``: ``model-<run id>``.
@@ -167,8 +167,8 @@ class WandbLogger(Tables):
 
     @rank_zero_only
     def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
-        """Log images: tensors, arrays, PIL images or paths. Other lists, such as ``caption``, have one entry for each
-        image.
+        """Log images: tensors, arrays, PIL images or paths. Each list in ``kwargs``, such as ``caption``, has one entry
+        per image.
         """
         self._log_media("log_image", "Image", key, images, step, kwargs)
 

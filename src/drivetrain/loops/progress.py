@@ -112,6 +112,11 @@ _STAGES: Sequence[RunningStage | None] = (None, RunningStage.TRAINING, *RunningS
 """By the tens digit of a phase: none; training, which has two digits; then the other stages in their order."""
 
 
+def phase_name(number: int) -> str:
+    """Return the name of a phase in words."""
+    return Phase(number).name.lower().replace("_", " ")
+
+
 @dataclass(slots=True)
 class Progress:
     """The counters of one Trainer. Callbacks, loggers and the progress bar's thread read them.

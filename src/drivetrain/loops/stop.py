@@ -34,6 +34,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.data.sampled_passes import workers_outlive_sigterm
 from drivetrain.errors import SIGTERMException
 from drivetrain.launchers import stacks
+from drivetrain.loops.progress import phase_name
 from drivetrain.loops.run import Run
 from drivetrain.strategies import waiting
 
@@ -309,7 +310,7 @@ class Stop:
 
     def _place(self) -> tuple[int, str]:
         progress = self._run.progress
-        name = progress.phase.name.lower().replace("_", " ")
+        name = phase_name(progress.phase)
         batches = progress.slot[1]
         return batches, f"in the phase {name!r} after {batches} batches had begun"
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from drivetrain import parity
 from drivetrain.base import files
-from drivetrain.base.compat_door import in_our_layout, of_command_line
 from drivetrain.base.configs import is_config
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.packages import yaml
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
+from drivetrain.base.supplied import in_our_layout, supplied
 from drivetrain.checkpoints.file import TorchCheckpointIO, name_of
 from drivetrain.errors import (
     CheckpointError,
@@ -136,8 +136,7 @@ class LoadableMixin:
         if "_instantiator" in saved and not is_config(saved):  # saved by a run of LightningCLI
             kept = {**saved, **kwargs}
             with naming(source):
-                cls = of_command_line().class_to_build(cls, saved)
-                saved = of_command_line().rebuilt(cls, saved, kwargs)
+                cls, saved = class_and_arguments(cls, saved, kwargs)
         arguments = _arguments(cls, saved, name, kwargs)
         with nullcontext() if kept is None else described_hyperparameters(cls, kept):
             loaded: Any = _build(cls, arguments, set(arguments) - set(kwargs), source)
@@ -148,6 +147,21 @@ class LoadableMixin:
             with naming(source), restoring(f"the datamodule {cls.__name__}"):
                 loaded.load_state_dict(state)
         return loaded
+
+
+@supplied
+def class_and_arguments(cls: type, saved: dict[str, Any], given: Collection[str]) -> tuple[type, dict[str, Any]]:
+    """Return the class to build and its arguments, from hyperparameters that LightningCLI has saved.
+
+    Args:
+        cls: the class whose ``load_from_checkpoint`` was called.
+        saved: the hyperparameters.
+        given: the names of arguments that the caller passes.
+
+    Raises:
+        CheckpointError: the hyperparameters contain a name that is not allowed, or do not fit the class.
+    """
+    return cls, saved
 
 
 def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:

@@ -40,10 +40,10 @@ class _Open:
 class MemoryProfiler(Profiler):
     """Measures the growth and the peak of memory in each action.
 
-    With CUDA it is torch's allocated memory on the current device. torch then also records each allocation with its
-    line of code, and a snapshot is written when the run ends, also by an exception such as out of memory:
-    ``<stage>-<filename>-<rank>.pickle``, for https://pytorch.org/memory_viz. On other devices it is the memory of this
-    process, for which torch has no snapshots.
+    With CUDA, the profiler measures torch's allocated memory on the current device. torch then also records each
+    allocation with its line of code, and a snapshot is written when the run ends, also by an exception such as out of
+    memory: ``<stage>-<filename>-<rank>.pickle``, for https://pytorch.org/memory_viz. On other devices, it measures the
+        memory of this process, for which torch has no snapshots.
 
     The profiler resets torch's peak statistics, ``torch.cuda.max_memory_allocated()``, at each action.
 

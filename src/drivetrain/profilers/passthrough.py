@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from drivetrain.profilers.profiler import Profiler
 
 
@@ -16,8 +13,3 @@ class PassThroughProfiler(Profiler):
 
     def stop(self, action_name: str) -> None:
         """Do nothing."""
-
-    @contextmanager
-    def profile(self, action_name: str) -> Iterator[str]:
-        """Return a context that does nothing."""
-        yield action_name

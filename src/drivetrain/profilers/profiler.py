@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
-"""Characters that a file's name may not have on every system."""
+"""Characters that some systems do not allow in a file's name."""
 
 
 class Profiler(ABC):

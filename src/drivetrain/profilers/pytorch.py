@@ -58,8 +58,9 @@ class PyTorchProfiler(Profiler):
     """Records torch's operations on the host and on the device, with the actions of the run and the module's layers.
 
     Recording slows training down and takes memory, so by default only batches 2, 3 and 4 are recorded (the first batch
-    is 0): ``torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)``. The run then continues at full speed. It
-    writes a trace for https://ui.perfetto.dev or ``chrome://tracing``, and its report is a table of operations.
+    is 0): ``torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)``. The run then continues at full speed. The
+    profiler writes a trace for https://ui.perfetto.dev or ``chrome://tracing``, and its report is a table of
+    operations.
 
     Args:
         dirpath: the folder of the trace and of the table's file; ``None``: the folder of the run's logger.
@@ -162,7 +163,7 @@ class PyTorchProfiler(Profiler):
             **self._kwargs,
         }
         user = kwargs.pop("on_trace_ready", None)
-        if kwargs["schedule"] is not None:  # torch would call the handler before the table can be made
+        if kwargs["schedule"] is not None:  # without one, torch calls the handler before there is a table
             kwargs["on_trace_ready"] = lambda profiler: self._ready(profiler, user)
         return torch.profiler.profile(**kwargs)
 

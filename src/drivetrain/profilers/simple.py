@@ -21,7 +21,7 @@ class Durations:
     Attributes:
         calls: the number of finished calls.
         total: the total duration of these calls in seconds, including the actions inside them.
-        own: without those.
+        own: the same without the actions inside them.
         longest: the duration of the longest call in seconds.
         recent: the durations of the last calls, at most 10 000.
     """

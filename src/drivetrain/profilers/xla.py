@@ -13,9 +13,9 @@ _PORT = 9012
 class XLAProfiler(Profiler):
     """Marks the actions of a run, and your own, in the traces of torch_xla's profiler.
 
-    Pass it as ``Trainer(profiler=XLAProfiler())``. When a run begins, it starts torch_xla's server in this process;
-    ``torch_xla.debug.profiler.trace("localhost:9012", folder)`` or TensorBoard collects a trace from there. It measures
-    nothing itself: :meth:`summary` is empty.
+    Pass it as ``Trainer(profiler=XLAProfiler())``. When a run begins, the profiler starts torch_xla's server in this
+    process; ``torch_xla.debug.profiler.trace("localhost:9012", folder)`` or TensorBoard collects a trace from there.
+    The profiler measures nothing itself: :meth:`summary` is empty.
 
     Args:
         port: the server's port.

@@ -1,24 +1,23 @@
-"""A program's process: ``python -m drivetrain.proof.child program.py ...`` records its steps, and runs the program."""
+"""Run a program and record its optimizer steps: ``python -m drivetrain.proof.child program.py ...``."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 
-from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.cli.program import parse_program, run_program
 from drivetrain.proof.recorder import Recorder
 from drivetrain.proof.records import VARIABLE
 
+PROG = "drivetrain prove-resume"
+
 
 def main() -> int:
-    """Record the program on the command line, as :data:`VARIABLE` asks for."""
-    parser = argparse.ArgumentParser("drivetrain prove-resume")
-    add_program_arguments(parser)
-    given = parser.parse_args()
+    """Run and record the program on the command line; :data:`VARIABLE` has the recorder's arguments."""
+    given = parse_program(PROG)
     Recorder(**json.loads(os.environ[VARIABLE])).install()
-    return run_program(given, parser.prog)
+    return run_program(given, PROG)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     )
     made.add_argument("--kills", type=int, default=5, help="how many kills (default: 5); 0: only record the run")
     made.add_argument("--ranks", type=int, default=0, help="start the program as this many ranks of torchrun")
-    made.add_argument("--seed", type=int, default=0, help="draws the steps at which to kill (default: 0)")
+    made.add_argument("--seed", type=int, default=0, help="seed of the random steps at which to kill (default: 0)")
     made.add_argument(
         "--resume-args", type=shlex.split, default=[], metavar="WORDS",
         help='arguments that a restart gets in addition, such as --resume-args "--resume {newest:step_*}": the newest '
@@ -37,12 +37,12 @@ def parser(prog: str) -> argparse.ArgumentParser:
                         help="a file or folder that the program only reads; each run gets a link to it")  # fmt: skip
     made.add_argument("--timeout", type=float, default=3600.0, help="seconds for the undisturbed run (default: 3600)")
     made.add_argument("--folder", type=Path, help="keep the runs and their records in this new folder")
-    made.add_argument("--json", action="store_true", help="print the verdict for programs")
+    made.add_argument("--json", action="store_true", help="print the verdict as JSON")
     made.add_argument("--why", action="store_true",
-                        help="name the first operation with another result, too: repeat the step")  # fmt: skip
+                        help="repeat the step that differs, and name the first operation that differs")  # fmt: skip
     made.epilog = (
         "Both runs start in a copy of the working directory, so that neither sees the files of the other. "
-        f"{RUN} in an argument of the program stands for the copy."
+        f"{RUN} in an argument of the program is replaced by the path of the copy."
     )
     add_program_arguments(made)
     return made
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
         prog: the command's name in messages.
 
     Returns:
-        0: it does. 1: it does not. 2: that could not be tried. 130: interrupted.
+        0: it resumes exactly. 1: it does not. 2: the proof could not be run. 130: interrupted.
     """
     made = parser(prog)
     given = made.parse_args(_joined(sys.argv[1:] if arguments is None else arguments))
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
     program = Program(command, given.resume_args, given.ranks, links=given.link)
     verdict = Verdict(2)
     try:
-        with signals_as_interrupts():  # they end the program and remove the folder, as Ctrl-C does
+        with signals_as_interrupts():  # SIGTERM and SIGHUP end the program and remove the folder, too
             verdict = prove(program, folder, given.kills, given.seed, given.timeout, say, given.why)
     except KeyboardInterrupt:
         say(f"{prog}: interrupted, the program was ended")
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Join --resume-args and its value: alone, ``--resume`` would be an unknown option of this command."""
+    """Join --resume-args and its value by "=": argparse would read a value such as ``--resume`` as an option."""
     found = list(words)
     if "--resume-args" in found[:-1]:
         place = found.index("--resume-args")
@@ -91,7 +91,7 @@ def _joined(words: Sequence[str]) -> list[str]:
 
 
 def _wrong(given: argparse.Namespace) -> str | None:
-    """Say which option cannot be right; ``None``: all can."""
+    """Describe the first invalid option; ``None``: all are valid."""
     if given.kills < 0:
         return f"--kills must be at least 0, not {given.kills}"
     if given.ranks < 0:

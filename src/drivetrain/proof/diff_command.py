@@ -32,7 +32,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     made.add_argument("--why", action="store_true", help="start both programs again up to the step that differs, and "
                         "name the first operation with another result")  # fmt: skip
     made.add_argument("--timeout", type=float, default=3600.0, help="seconds for each start (default: 3600)")
-    made.add_argument("--json", action="store_true", help="the same for programs")
+    made.add_argument("--json", action="store_true", help="print the result as JSON")
     return made
 
 
@@ -80,7 +80,7 @@ def _lines(found: Judgement, equal: str, head: str, operation: str) -> Iterator[
 
 
 def _of_runs(folders: Sequence[Path]) -> tuple[Judgement, str, str]:
-    """Compare two runs; return what differs first, and the words for equal runs and for those that differ."""
+    """Compare two runs; return the first difference, and the words to print for equal and for different runs."""
     one, other = map(_ranks_in, folders)
     if not (common := [rank for rank in one if rank in other]):
         each = (f"{folder} has rank {_listed(ranks)}" for folder, ranks in zip(folders, (one, other), strict=True))
@@ -99,7 +99,7 @@ def _of_runs(folders: Sequence[Path]) -> tuple[Judgement, str, str]:
 
 
 def _of_ranks(folder: Path, wanted: Sequence[int] | None) -> tuple[Judgement, str, str]:
-    """The same for ranks of one run: each with the first of them."""
+    """Compare each rank of one run with the first; return the same as :func:`_of_runs`."""
     ranks = _ranks_in(folder)
     wanted = wanted or ranks
     if len({*wanted} & {*ranks}) < max(len(wanted), 2):
@@ -144,7 +144,7 @@ def _listed(ranks: Iterable[int]) -> str:
 
 
 def _operation(folders: Sequence[Path], found: Judgement, limit_s: float) -> str:
-    """Start both runs again, or one run for each of two ranks, and say which operation is the first that differs."""
+    """Start both runs again, or one run twice for two ranks, and name the first operation that differs."""
     step, ranks = found.differences[0].step - 1, (found.rank if found.against is None else found.against, found.rank)
     with tempfile.TemporaryDirectory() as target:
         one, other = (_run(each.absolute(), Path(target, str(n))) for n, each in enumerate([*folders, *folders][:2]))
@@ -155,12 +155,12 @@ def _operation(folders: Sequence[Path], found: Judgement, limit_s: float) -> str
 
 
 def _run(folder: Path, target: Path) -> Run:
-    """Return a run of the program in ``folder`` as it was then, in ``target``, without the files that it wrote."""
+    """Prepare to run the recorded program of ``folder`` again in ``target``, without the files that it wrote."""
     found = _program(folder)
     files, old, source = set(found.pop("files")), found.pop("source"), folder / "undisturbed" / "work"
     for words in ("command", "resume"):
         found[words] = [word.replace(old + os.sep, f"{source}{os.sep}") for word in found[words]]
-    if not os.access(found.get("python", ""), os.X_OK):  # recorded on another machine: this Python and its torch
+    if not os.access(found.get("python", ""), os.X_OK):  # recorded on another machine: use this Python and its torch
         found = {key: value for key, value in found.items() if key not in ("python", "torch")}
     run = Run(Program(**{**found, "source": source, "links": ()}), target)
     for path in files_in(run.work):

@@ -13,23 +13,24 @@ from typing import Any, NamedTuple
 from drivetrain.proof.records import Start, Step, packed, unpacked
 
 _WEIGHTS = {"parameters": 20, "optimizer": 6, "inputs": 3, "losses": 2, "hyperparameters": 1, "Python": 1, "torch": 1}
-"""How much an equal part says about the step at which a program continues."""
+"""How much each equal part counts in the search for the step at which a program continued."""
 _UNTRAINED = 4
-"""The same for parameters of the first step: a program that does not restore any has them, too."""
+"""How much parameters count if they are equal to those of the first step: a program that restores nothing has these."""
 _FOLLOWING = 50
-"""How many steps tell apart where a program may have continued."""
+"""How many steps are compared to find where a program continued."""
 OF_TIME = re.compile(r"time|second|speed|_per_|/s\b|throughput|memory|flops|util|\beta\b", re.IGNORECASE)
 """Names of logged values that measure the machine and not the training."""
 
 LOGGED, WRITTEN = "logged row", "file"
-"""The parts of a :class:`Difference` in what a program's loggers got, and in the files that it wrote."""
+""":attr:`Difference.part` of a value that a logger got, and of a file that the program wrote."""
 
 
 class Difference(NamedTuple):
     """One part of a step that differs.
 
     Attributes:
-        step: the optimizer step of the undisturbed run, counted from 1; one more than there are: after the last step.
+        step: the optimizer step of the undisturbed run, counted from 1; the number of steps plus 1 means after the last
+            step.
         part: which part of the state differs, in words.
         detail: the name of the tensor or value, and both values if they are short.
         rank: the rank.
@@ -46,15 +47,15 @@ class Judgement:
     """What the comparison of one rank has found.
 
     Attributes:
-        differences: what differs at the first step that differs, the cause before its effects.
+        differences: the parts that differ at the first unequal step, causes before effects.
         equal: parts that are equal at this step.
         started_at: for each start the step of the undisturbed run at which it continued, counted from 1; ``None``:
             the process made no step.
         ended_in: for each start the step in which it ended.
         start: which start contains the difference, from 0.
         rank: the rank that is judged.
-        notes: what differs, but changed nothing that counts.
-        against: the rank of the same run that it was compared with; ``None``: the same rank of another run.
+        notes: differences that had no effect on anything that is compared.
+        against: the rank of the same run with which it was compared; ``None``: the same rank of another run.
         tensor: between ranks, the first tensor that differs: part and name.
     """
 
@@ -75,9 +76,9 @@ class Judgement:
 
 
 def earliest(found: Sequence[Judgement]) -> Judgement:
-    """Return the judgement of the rank that differs first, the cause before what other ranks get from it.
+    """Return the judgement with the earliest difference; of differences at the same step, the one with the cause.
 
-    Without a difference, it is that of the first rank.
+    If no rank differs, return the judgement of the first rank.
     """
     differing = [each for each in found if each.differences]
 
@@ -89,13 +90,13 @@ def earliest(found: Sequence[Judgement]) -> Judgement:
 
 
 def position(steps: Sequence[Step], undisturbed: Sequence[Step], latest: int, ends: bool = False) -> int:
-    """Return the number of the step in ``undisturbed``, from 0, that the first of ``steps`` equals, or is most like.
+    """Return the index in ``undisturbed`` of the step that is equal or most similar to the first of ``steps``.
 
-    Where a run learns nothing, several steps are equal. Then one counts at which the program can have continued, and
-    which fits the steps that follow.
+    Steps in which nothing is learned may be equal. Then a step is preferred at which the program can have continued,
+    and after which the following steps are equal, too.
 
     Args:
-        steps: what a process has recorded.
+        steps: the records of a process.
         undisturbed: the steps of the undisturbed run.
         latest: the number of the step that would have come next without the kill.
         ends: whether the process has ended by itself.
@@ -129,34 +130,29 @@ def _signature(step: Step) -> dict[str, Any]:
 def judge(
     undisturbed: Start, starts: Sequence[Start], rank: int = 0, ignored: Iterable[str] = (), resumes: bool = True
 ) -> Judgement:
-    """Compare each step of ``starts`` with the step of the undisturbed run at which it was made.
+    """Compare each step of ``starts`` with the same step of the undisturbed run.
 
     Args:
         undisturbed: the records of the undisturbed run.
         starts: the records of the run that was killed, in order.
-        rank: the rank that has written both, for the messages.
+        rank: the rank that has written all of these records, for messages.
         ignored: names of logged values that differ between two undisturbed runs.
-        resumes: whether a process may continue anywhere; else it begins at the first step.
+        resumes: whether a process may have resumed at any step; if False, it began at the first step.
     """
     found = Judgement(rank=rank)
     silent: dict[str, int] = {}  # random generator -> the step at which it differed first
     unseeded = _unequal(undisturbed.steps[0]["random"], starts[0].steps[0]["random"]) if starts[0].steps else []
-    firsts: list[int | None] = []
     latest = 0
     for start in starts:
-        first = None
-        if start.steps:
-            ends = start.end is not None
-            first = position(start.steps, undisturbed.steps, latest, ends) if resumes else 0
-        firsts.append(first)
-        latest = latest if first is None else first + len(start.steps)
-    found.started_at = [None if first is None else first + 1 for first in firsts]
-    found.ended_in = [
-        None if first is None else first + len(start.steps) for first, start in zip(firsts, starts, strict=True)
-    ]
-    for number, (first, start) in enumerate(zip(firsts, starts, strict=True)):
-        if first is None:
+        ends = start.end is not None
+        first = position(start.steps, undisturbed.steps, latest, ends) if start.steps and resumes else 0
+        latest = first + len(start.steps) if start.steps else latest
+        found.started_at.append(first + 1 if start.steps else None)
+        found.ended_in.append(latest if start.steps else None)
+    for number, (began_at, start) in enumerate(zip(found.started_at, starts, strict=True)):
+        if began_at is None:
             continue
+        first = began_at - 1
         for place, (there, here) in enumerate(_pairs(undisturbed, start, first)):
             differing = list(_differences(there, here, undisturbed, is_first=place == 0))
             for name in _unequal(there["random"], here["random"]):
@@ -188,11 +184,11 @@ def judge_ranks(one: Start, other: Start, against: int, rank: int) -> Judgement:
     """Compare what two ranks of one run have in common: parameters, optimizer state, buffers and reduced gradients.
 
     Batch, loss and random state may differ. So may buffers that each rank computes from its own batches, and tensors
-    that only one of the ranks has, such as the optimizer state that ``ZeroRedundancyOptimizer`` divides among them.
+    that exist on one rank only, such as the optimizer state that ``ZeroRedundancyOptimizer`` divides among them.
 
     Args:
         one: the records of rank ``against``.
-        other: those of rank ``rank``.
+        other: the records of rank ``rank``.
     """
     found, own = Judgement(rank=rank, against=against), _own_buffers(one.steps, other.steps)
     if own:
@@ -240,7 +236,7 @@ def _own_buffers(one: Sequence[Step], other: Sequence[Step]) -> set[str]:
 
 
 def _shared(step: Step, other: Step, own: set[str]) -> Step:
-    """Return ``step`` without the buffers ``own``, and without tensors that the other rank has not."""
+    """Return ``step`` without the buffers ``own``, and without tensors that the other rank does not have."""
     lacking = set(step["names"]["parameters"]) ^ set(other["names"]["parameters"])
     lacking |= own | (set(step["names"]["optimizer"]) ^ set(other["names"]["optimizer"]))
     names, tensors = dict(step["names"]), dict(step["tensors"])
@@ -252,14 +248,14 @@ def _shared(step: Step, other: Step, own: set[str]) -> Step:
 
 
 def _pairs(undisturbed: Start, start: Start, first: int) -> Iterator[tuple[Step, Step]]:
-    """Yield each step of the undisturbed run from ``first`` with that of ``start``, and what both have at the end."""
+    """Pair the undisturbed run's steps from ``first`` on with those of ``start``; last, the final states of both."""
     yield from zip(undisturbed.steps[first:], start.steps, strict=False)
     if start.end and undisturbed.end and first + len(start.steps) == len(undisturbed.steps):
         yield undisturbed.end, start.end
 
 
 def _add_random(found: Judgement, silent: dict[str, int]) -> None:
-    """Put random states that differ where they explain the difference: before what the program computes from them."""
+    """Insert the random states that differ before the differences that they can cause."""
     step = found.differences[0].step
     states = [
         Difference(step, "random state", f"of {name}, since step {since}", found.differences[0].rank)
@@ -312,7 +308,7 @@ _ORDER = (
 
 
 _OF_ALL_RANKS = {*_WORDS.values(), "hyperparameter", "gradient scaler"}
-"""The parts that are equal on all ranks that hold copies of a model."""
+"""The parts that must be equal on all ranks with a copy of the model."""
 
 
 def _equal_parts(there: Step, here: Step) -> list[str]:
@@ -334,7 +330,7 @@ def _unequal_names(names: list[str], was: str, now: str) -> list[str]:
 
 
 def _first_tensor(was: str, now: str, names: list[str], own_names: list[str]) -> str:
-    """Name the first tensor that differs, and say how many do."""
+    """Name the first tensor that differs, with the number of tensors that differ."""
     old, new = unpacked(was), unpacked(now)
     if names != own_names:
         lost, added = ([each for each in a if each not in b] for a, b in ((names, own_names), (own_names, names)))
@@ -353,7 +349,7 @@ def _and_more(differing: Sequence[str], everything: Sequence[int]) -> str:
 
 
 def _others(there: Step, here: Step) -> Iterator[tuple[str, str]]:
-    """Compare modules that the optimizer does not train, such as averages: per class and size, in any order."""
+    """Compare modules that the optimizer does not train, such as averaged weights, by class and size, in any order."""
     old, new = _by_class(there["others"]), _by_class(here["others"])
     for kind, size in old.keys() & new.keys():
         lost, added = (a[kind, size] - b[kind, size] for a, b in ((old, new), (new, old)))
@@ -372,7 +368,7 @@ def _by_class(others: list[list[str]]) -> dict[tuple[str, int], Counter[str]]:
 
 
 def _lists_differ(there: Step, here: Step, name: str, is_first: bool) -> bool:
-    """Whether two lists differ; at the first step of a process, their ends: the rest may be from before the restart."""
+    """Whether two lists differ; at a process's first step, whether their ends do: the rest is from before a restart."""
     was, now = there["since"][name], here["since"][name]
     if is_first:
         common = min(len(was), len(now))
@@ -381,7 +377,7 @@ def _lists_differ(there: Step, here: Step, name: str, is_first: bool) -> bool:
 
 
 def _whence(names: Sequence[str], there: Step, here: Step, undisturbed: Start) -> str:
-    """Say which step of the undisturbed run had the last batch that differs, in the first of the lists that tells."""
+    """Name the step of the undisturbed run that had the last batch that differs, by the first list that contains it."""
     for name in names:
         pairs = zip(reversed(there["since"][name]), reversed(here["since"][name]), strict=False)
         other = next((now for was, now in pairs if was != now), None)
@@ -395,7 +391,7 @@ def _unequal(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _rows(undisturbed: Start, starts: Sequence[Start], rank: int, ignored: set[str]) -> Iterator[Difference]:
-    """Compare logged values by name and step; one that was logged before a kill and again after it must be equal."""
+    """Compare logged values by name and step; a value that is logged again after a restart must be equal, too."""
     expected: dict[tuple[str, Any], list[str]] = defaultdict(list)
     steps: dict[tuple[str, str], Any] = {}
     for name, value, step in undisturbed.rows:
@@ -419,7 +415,7 @@ def logged_apart(one: Start, other: Start) -> set[str]:
 
 
 def summary(run: Start) -> str:
-    """Return 16 characters that depend on each step of a run: on its tensors, hyperparameters, inputs and losses.
+    """Return a hash of 16 characters over the tensors, hyperparameters, inputs and losses of all steps of a run.
 
     Random states do not count: a program need not seed generators from which it draws nothing.
     """

@@ -1,4 +1,4 @@
-"""Listen to what a program logs: the calls of the loggers of drivetrain, torch, Lightning, transformers and others."""
+"""Listen to what a program logs through the loggers of drivetrain, torch, Lightning, transformers and others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 
 
 def listen(see: See) -> None:
-    """Call ``see`` with each value that the program's loggers get from now on; modules imported later are not heard."""
+    """Call ``see`` with each value that the program's loggers get from now on; modules imported later are not seen."""
     for name in _WRITERS:
         if (kind := getattr(sys.modules.get(name), "SummaryWriter", None)) is not None:
             _wrap(kind, "add_scalar", lambda _, tag, value, step=None, *rest, **more: see(tag, value, step))
@@ -45,7 +45,7 @@ def _family(kind: Any) -> Iterator[Any]:
 
 
 def _wrap(kind: Any, name: str, hear: Callable[..., None]) -> None:
-    """Replace the method that ``kind`` itself defines by one that also calls ``hear``, once."""
+    """Wrap the method that ``kind`` itself defines, once, so that each call also calls ``hear``."""
     method = vars(kind).get(name)
     if method is None or hasattr(method, "_is_heard"):
         return

@@ -1,4 +1,4 @@
-"""The operations of one step of a recorded program, in a file, and the first with another result."""
+"""Write the operations of one step of a recorded program to a file, and find the first that differs from another's."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class Operations(operations.Operations):  # type: ignore[no-untyped-call]
         self._names: dict[int, list[str]] = {}
 
     def note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, place: str) -> None:
-        """Record an operation: its fingerprint is of what it made or changed."""
+        """Record an operation with a fingerprint of the tensors that it made or changed."""
         if "c10d" in str(func):  # other ranks may still be writing
             self.found.append((str(func), "", place))
             self._made.append(_storages((args, result)))
             return
         changed = _changed(func, args, kwargs)
         seen = list({id(each): each for each in leaves((result, changed))}.values())
-        before = {} if changed else _storages((args, kwargs))  # without a change, a result with their storage is a view
+        before = {} if changed else _storages((args, kwargs))  # a result on an unchanged argument's storage is a view
         self.found.append((str(func), digest(seen), place))
         self._made.append({key: ref for key, ref in _storages(seen).items() if key not in before})
 
     def name(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Tell the names of the program's tensors in each part of its state, for :meth:`write`."""
+        """Set the names of the program's tensors, by part of its state, for :meth:`write`."""
         self._names = {}
         for part, tensors in parts.items():
             for name, tensor in tensors.items():
@@ -54,7 +54,7 @@ class Operations(operations.Operations):  # type: ignore[no-untyped-call]
                     self._names.setdefault(key, []).append(f"{part}: {name}")
 
     def write(self, path: Path) -> None:
-        """Write what was recorded, for :func:`first_difference` and :func:`first_change`."""
+        """Write the recorded operations, for :func:`first_difference` and :func:`first_change`."""
         found = [
             (*each, [name for key in made for name in self._names.get(key, ())])
             for each, made in zip(self.found, self._made, strict=True)
@@ -72,7 +72,7 @@ def _changed(func: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _storages(tree: Any) -> Storages:
-    """Return a weak reference to the storage of each tensor; while it is held, no other storage gets its number."""
+    """Return a weak reference to each tensor's storage; while the reference exists, no other storage gets its key."""
     found: Storages = {}
     for each in leaves(tree):
         if isinstance(each, Tensor):
@@ -104,16 +104,16 @@ def _frames(frame: Any) -> Iterator[tuple[str, int]]:
 
 
 def first_difference(one: Path, other: Path, has_same_start: bool, has_same_torch: bool = True) -> str:
-    """Say which operation of two recorded steps is the first that differs.
+    """Name the first operation that differs between two recorded steps.
 
     Args:
         one: the file with the operations of the first run.
-        other: that of the second run.
+        other: the file of the second run.
         has_same_start: whether both records begin with the step before. If False, one process may have done more at
             its start, such as loading a checkpoint. The records are then compared backwards from their ends, as long as
             the operations have equal names.
-        has_same_torch: whether both runs had the same version of torch. Another version calls other operations in
-            between: those that only one run has are then passed over, unless all others have equal results.
+        has_same_torch: whether both runs had the same version of torch. Versions of torch call different operations in
+            between: operations of only one run are then ignored, unless all common ones have equal results.
     """
     old, new = (json.loads(path.read_text(encoding="utf-8")) for path in (one, other))
     if not has_same_start:
@@ -136,14 +136,14 @@ def first_difference(one: Path, other: Path, has_same_start: bool, has_same_torc
 
 
 def first_change(one: Path, other: Path, ranks: tuple[int, int], tensor: str) -> str:
-    """Say which operation is the first after which a tensor differs between two ranks.
+    """Name the first operation after which a tensor differs between two ranks.
 
-    Their batches differ, and so do most results. So only what made or changed the tensor is compared, and of that only
-    what comes after the last equal result.
+    Most results differ, because the batches do. So only the operations that made or changed the tensor are compared,
+    and of these only those after the last equal result.
 
     Args:
         one: the file with the operations of the first rank.
-        other: that of the second.
+        other: the file of the second rank.
         ranks: both ranks.
         tensor: its part and name, see :meth:`Operations.name`.
     """

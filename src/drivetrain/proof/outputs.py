@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ class Written(NamedTuple):
 
     Attributes:
         different: one line of text for each file with a value that the other run has not.
-        columns: which columns these are.
+        columns: the columns of these values.
         lacking: one line for each file, or rows of a file, that only the first run has.
     """
 
@@ -47,12 +48,12 @@ class Written(NamedTuple):
 def compare(one: Path, other: Path, before: Path, ignored: Collection[Column] = ()) -> Written:
     """Compare what two runs of a program have written.
 
-    Rows count, not their order: a run that is restarted may write rows again.
+    Neither the order of rows nor repeated rows count: a restarted run may write rows again.
 
     Args:
         one: the folder of the undisturbed run.
         other: the folder of the run that was killed.
-        before: the folder of which both were copies.
+        before: the folder from which both were copied.
         ignored: columns that are not compared.
     """
     found = Written([], set(), [])
@@ -81,10 +82,10 @@ def compare(one: Path, other: Path, before: Path, ignored: Collection[Column] = 
 
 
 def _counterpart(name: str, one: Path, other: Path, before: Path) -> Path:
-    """Return the file of the run that was killed to compare with ``name``.
+    """Return the file of the killed run that is compared with ``name``.
 
-    A logger gives each start a new folder ``version_<n>``. A checkpoint is compared with that of the last start, if the
-    undisturbed run has made one such folder there.
+    A logger gives each start a new folder ``version_<n>``. A checkpoint is compared with the checkpoint of the last
+    start, if the undisturbed run has made one such folder.
     """
     if name.endswith(_TABLES) or not (found := _VERSION.search(name)):
         return other / name
@@ -109,7 +110,7 @@ def _only(row: Row, columns: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _likeness(row: Cells, other: Cells) -> tuple[int, int]:
-    """Count equal cells, and of them those that do not number the row: a wrong number is likelier than equal values."""
+    """Count equal cells, then equal cells that are no step or epoch: a wrong step is likelier than equal values."""
     equal = set(row) & set(other)
     return len(equal), sum(name not in ("step", "epoch", "iteration") for name, _ in equal)
 
@@ -124,8 +125,10 @@ def _described(row: Cells, nearest: Cells, count: int) -> str:
 
 def _rows(path: Path, run: Path) -> list[Row] | None:
     """Return a file as rows of a table, one row for a checkpoint; ``None`` if it is of no known kind."""
-    if path.name == run_file.NAME and _is_record(path):
-        return None  # it says which attempts were killed
+    if path.name == run_file.NAME:
+        with suppress(OSError, ValueError):
+            run_file.load(path)
+            return None  # it names the killed attempts, so it always differs
     try:
         if path.suffix in _TABLES:
             text = path.read_text(encoding="utf-8").replace(str(run), "{run}")
@@ -138,15 +141,8 @@ def _rows(path: Path, run: Path) -> list[Row] | None:
         else:
             return None
     except (DrivetrainError, ValueError, OSError, csv.Error):
-        return None  # not what its name promises, or cut short by the kill
+        return None  # not of the kind of its name, or cut short by the kill
     return [{name: _shown(value) for name, value in row.items() if _counts(name, value)} for row in rows if row]
-
-
-def _is_record(path: Path) -> bool:
-    try:
-        return bool(run_file.load(path))
-    except (OSError, ValueError):
-        return False
 
 
 def _of_text(text: str, suffix: str) -> Iterator[dict[str, Any]]:
@@ -160,7 +156,7 @@ def _of_text(text: str, suffix: str) -> Iterator[dict[str, Any]]:
 
 
 def _counts(name: str | None, value: Any) -> bool:
-    """Whether a value says something about the training: no time, random state or object."""
+    """Whether a value is a result of the training, and not a time, a random state or an object."""
     if name is None or _RANDOM.search(name):
         return False
     if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""A pytest fixture: ``pytest_plugins = ["drivetrain.proof.plugin"]`` in a ``conftest.py`` makes it known."""
+"""A pytest fixture that proves exact resuming; ``pytest_plugins = ["drivetrain.proof.plugin"]`` registers it."""
 
 from __future__ import annotations
 

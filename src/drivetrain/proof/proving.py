@@ -28,14 +28,14 @@ class Verdict:
     """What was found about a program.
 
     Attributes:
-        code: 0: it resumes exactly; 1: it does not; 2: that could not be tried.
+        code: 0: it resumes exactly; 1: it does not; 2: the proof could not be run.
         message: the verdict in words.
         kills: for each kill the last step before it, and the step at which the program continued, counted from 1;
             ``None``: it made no step.
         steps: the optimizer steps of the undisturbed run.
         hash: 16 characters that depend on every step of that run.
-        differences: what differs first, the cause before its effects.
-        notes: what differs without any effect.
+        differences: the parts that differ at the first unequal step, causes before effects.
+        notes: differences without any effect.
     """
 
     code: int
@@ -60,14 +60,14 @@ def prove(
         program: what is run.
         folder: a folder for the runs.
         kills: how often it is killed.
-        seed: draws the steps at which it is killed.
+        seed: the seed of the random steps at which it is killed.
         limit_s: seconds for the undisturbed run.
-        say: called with a line of text about what is done.
-        why: name the first operation with another result, too.
+        say: called with each line of progress.
+        why: also name the first operation with another result.
     """
     try:
         return _prove(program, folder, kills, seed, limit_s, say, why)
-    except CannotTryError as error:  # the program fails by itself, never steps or never ends, or does not repeat itself
+    except CannotTryError as error:  # the program fails by itself, never steps, never ends, or is not deterministic
         return Verdict(2, f"could not be tried: {error}")
 
 
@@ -140,7 +140,7 @@ def _prove(
 def _kill_and_restart(
     killed: Run, reference: Run, moments: Sequence[tuple[int, float]], say: Callable[[str], Any]
 ) -> tuple[int, Judgement]:
-    """Start the program until it ends or differs; return its last exit code, and the judgement."""
+    """Kill and restart the program, until it ends by itself or differs; return its last exit code and the judgement."""
     latest = 0
     for kill in [*moments, None]:
         code = killed.start(3 * reference.seconds + GRACE_S, kill, reference, latest)
@@ -162,12 +162,12 @@ def _judged(reference: Run, killed: Run, ignored: Iterable[str] = ()) -> Judgeme
 def first_operation(
     one: Run, other: Run, ranks: tuple[int, int], steps: tuple[int, int], limit_s: float, tensor: str = ""
 ) -> str:
-    """Start two runs once more, up to a step of each, and say which operation is the first with another result.
+    """Start two runs again, up to a step of each, and name the first operation with another result.
 
-    With two ranks of one run: on which they differ in ``tensor``.
+    For two ranks of one run, name the first operation after which they differ in ``tensor``.
     """
     for run, rank, step in zip((one, other), ranks, steps, strict=True):
-        with suppress(CannotTryError):  # too slow: what differs is known all the same
+        with suppress(CannotTryError):  # too slow: the difference itself is known without it
             run.start(limit_s, operations=(rank, step))
         if not (run.records / OPERATIONS).exists():
             return "the step could not be repeated, so the operation is not known"
@@ -178,7 +178,7 @@ def first_operation(
 
 
 def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collection[tuple[str, str]] = ()) -> Judgement:
-    """Add what differs in the files of two runs that made equal steps."""
+    """If all steps are equal, add the differences between the files of the two runs."""
     if not found.differences:
         steps = len(reference.starts(found.rank)[0].steps)
         written = outputs.compare(reference.work, killed.work, reference.program.source, ignored)
@@ -189,7 +189,7 @@ def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collecti
 
 
 def _checked(found: Judgement, reference: Run, killed: Run, again: Run) -> Judgement:
-    """Judge again, without what differs between two undisturbed runs.
+    """Judge again, without the logged values and files that differ between two undisturbed runs.
 
     Raises:
         CannotTryError: the undisturbed runs differ in more than logged values and files.
@@ -220,7 +220,7 @@ def _failed(verdict: Verdict, why: str) -> Verdict:
 
 
 def _what_differs(found: Judgement) -> str:
-    """Say where the runs differ first, and in what."""
+    """Describe the first difference between the runs."""
     first = found.differences[0]
     if first.part in (LOGGED, WRITTEN):
         what = "what is logged" if first.part == LOGGED else "the files that it writes"
@@ -239,6 +239,6 @@ def _what_differs(found: Judgement) -> str:
 
 
 def text_of(each: Difference) -> str:
-    """Say in a line what differs."""
+    """Describe a difference in one line."""
     rank = f" on rank {each.rank}" if each.rank else ""
     return f"{each.part}{rank}" + (f": {each.detail}" if each.detail else "")

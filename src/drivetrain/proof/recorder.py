@@ -44,12 +44,12 @@ class Recorder:
         folder: where the records go.
         start: how often the program was started before in this run.
         parent: the process that has started the program.
-        undisturbed: the folder with the records of the undisturbed run, in which a step to kill at is found.
+        undisturbed: the folder with the records of the undisturbed run; comparing with them gives the current step.
         latest: the step that would have come next without the last kill.
         kill: the step at which to kill, counted from 0 in the undisturbed run, and the seconds to wait there; the kill
             comes before the next step.
-        operations: a rank, and a step counted from 0 in this process, of which all operations are recorded; then the
-            job is killed.
+        operations: a rank and one of its steps, counted from 0 in this process. All operations of this step are
+            recorded, then the job is killed.
     """
 
     def __init__(
@@ -63,17 +63,17 @@ class Recorder:
         self._pid, self._main = 0, os.getpid()
         self._count = 0
         self._is_dying = False
-        self._first: int | None = None  # the undisturbed run's number of this process's first step
+        self._first: int | None = None  # index in the undisturbed run of this process's first step
         self._depth = 0
         self._since: dict[str, list[Any]] = {"inputs": [], "batches": [], "losses": []}  # since the last step
-        self._parameters = weakref.WeakKeyDictionary[Optimizer, int]()  # how many each optimizer had
+        self._parameters = weakref.WeakKeyDictionary[Optimizer, int]()  # number of parameters of each optimizer
         self._modules: list[weakref.ref[nn.Module]] = []
         self._scalers: list[weakref.ref[Any]] = []
-        self._before: tuple[Step, Names] | None = None  # what was read before a step with a closure
+        self._before: tuple[Step, Names] | None = None  # the state before a step with a closure
         self._last: Optimizer | None = None  # holds the parameters until the end, for the last record
 
     def install(self) -> None:
-        """Add the hooks to torch, for all of the process."""
+        """Add the hooks to torch, for the whole process."""
         optimizers.register_optimizer_step_pre_hook(self._before_step)
         optimizers.register_optimizer_step_post_hook(self._after_step)
         nn.modules.module.register_module_forward_pre_hook(self._before_forward)
@@ -111,21 +111,21 @@ class Recorder:
             forked = self._pid if self._pid != self._main else ""
             counts = not (forked and self._undisturbed and path_of(self._undisturbed, 0, rank()).exists())
             self._writer = Writer(path_of(self._folder, self._start, rank(), forked)) if counts else None
-            if multiprocessing.parent_process() is not None:  # such a process ends without what atexit has
+            if multiprocessing.parent_process() is not None:  # multiprocessing does not run atexit's functions
                 multiprocessing.util.Finalize(None, self._at_exit, exitpriority=0)
         if self._writer is None:
             return
-        if self._is_dying:  # at the latest now, before the next step
+        if self._is_dying:  # the kill comes before the next step, so at the latest now
             kill_job(self._parent)
         parameters = sum(len(group["params"]) for group in optimizer.param_groups)
-        # At 0, 1, 2, 4, 8 ... and when there is something new: going through all objects takes long.
+        # At steps 0, 1, 2, 4, 8 ... and when the optimizer has new parameters: going through all objects is slow.
         if self._count & (self._count - 1) == 0 or self._parameters.get(optimizer) != parameters:
             self._parameters[optimizer] = parameters
             self._look_around()
             listen(self._hear)
         self._last = optimizer
         if callable(kwargs.get("closure", args[1] if len(args) > 1 else None)):
-            self._before = self._state_of(optimizer)  # the step will call what computes loss and gradients
+            self._before = self._state_of(optimizer)  # the closure computes loss and gradients during the step
         else:
             self._finish(*self._state_of(optimizer))
 
@@ -145,7 +145,7 @@ class Recorder:
         if self._kill is not None and rank() == 0:
             self._die_if_due(step, *self._kill)
         self._count += 1
-        self._watch_operations()  # those of the optimizer are the first
+        self._watch_operations()  # the optimizer's operations are the first ones
 
     def _write(self, kind: str, step: Step, names: Names) -> None:
         assert self._writer is not None
@@ -155,12 +155,12 @@ class Recorder:
         self._writer.write(kind, step, names)
 
     def _watch_operations(self) -> None:
-        """Record operations from here on, if the next step is the one that is asked for."""
+        """Record operations from here on, if the next step is the requested one."""
         if self._operations == [rank(), self._count]:
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _hear(self, name: str, value: Any, logged_step: Any) -> None:
-        """Write a logged value at once: it may be the last thing before the kill."""
+        """Write a logged value at once, because the kill may come next."""
         if self._writer is not None and self._pid == os.getpid():
             value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
             if isinstance(value, (int, float)):
@@ -190,14 +190,15 @@ class Recorder:
         self._scalers = [weakref.ref(each) for each in alive if isinstance(each, torch.amp.GradScaler)]
 
     def _state_of(self, optimizer: Optimizer) -> tuple[Step, Names]:
-        """Return the state at this moment as a record, and the names of the tensors in it."""
+        """Return the current state as a record, and the names of its tensors."""
         own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         places = {id(each): place for place, each in enumerate(own)}
         found = [(type(each).__name__, tensors_of(each)) for ref in self._modules if (each := ref()) is not None]
         others = [each for each in found if each[1] and places.keys().isdisjoint(map(id, each[1].values()))]
         trained = [each for _, each in found if not places.keys().isdisjoint(map(id, each.values()))]
         trained.sort(key=lambda module: min(places.get(id(each), len(own)) for each in module.values()))
-        # In the order of each module: that of the optimizer may depend on the process, as the order of a set does.
+        # In the order of each module: the optimizer's order may differ between processes, if it got a set of
+        # parameters.
         named: dict[int, tuple[str, Tensor]] = {}
         for number, module in enumerate([*trained, {f"parameter {place}": each for place, each in enumerate(own)}], 1):
             taken = {name for name, _ in named.values()}
@@ -238,9 +239,10 @@ def rank() -> int:
 
 
 def kill_job(parent: int) -> None:
-    """Kill the process that ``parent`` has started for this job, such as torchrun, and all below it; this one last.
+    """Kill the process that ``parent`` has started for this job, such as torchrun, and all its descendants; this
+    process last.
 
-    Other processes that ``parent`` has started go on: it may be the process of a test suite.
+    Other children of ``parent`` continue: ``parent`` may be a test suite.
     """
     above = [psutil.Process(), *psutil.Process().parents()]
     place = next((number for number, each in enumerate(above) if each.pid == parent), 1)
@@ -296,12 +298,12 @@ def _plain(value: Any) -> Any:
 
 
 def _is_shard(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter is this rank's part of a larger one, of FSDP or of a tensor-parallel layer."""
+    """Whether a parameter is this rank's shard of a larger one, as in FSDP or a tensor-parallel layer."""
     return "_flat_param" in name or any(each.is_shard() for each in getattr(parameter, "placements", ()))
 
 
 def random_states() -> dict[str, str]:
-    """Return a digest of each random generator that all of the process shares."""
+    """Return a digest of each global random generator of this process."""
     states: dict[str, Any] = {"Python": repr(random.getstate()).encode(), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None:
         kind, keys, *rest = numpy.random.get_state()
@@ -326,7 +328,7 @@ def _wrap_loaders(see: Callable[[Any], None]) -> None:
         see(batch)
         return batch
 
-    # A Trainer of drivetrain that finds torch's iterator replaced would use other code than without the recorder.
+    # It looks like torch's own method, because drivetrain's Trainer uses other code where torch's iterator is replaced.
     kind.__next__ = types.FunctionType(
         recorded_next.__code__, vars(dataloader), "__next__", None, recorded_next.__closure__
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "DRIVETRAIN_PROOF"
-"""The environment variable with the JSON that tells a program's process what to record, and at which step to die."""
+"""The environment variable with the recorder's arguments, as JSON."""
 
 OPERATIONS = "operations.json"
 """The file with the operations of one step."""
@@ -21,7 +21,7 @@ Step = dict[str, Any]
 
 
 class Writer:
-    """Appends records to a file, each with one system call, so that a SIGKILL loses none that is complete."""
+    """Appends records to a file, each with one system call, so that a SIGKILL loses no record that was written."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -70,8 +70,8 @@ def forked_of(folder: str | Path, start: int, rank: int) -> list[Path]:
 def start_of(folder: str | Path, start: int, rank: int) -> Start:
     """Return the records of a rank in one start; empty ones if it made no step.
 
-    Steps of forked processes count only if the process that was started made none; those of one follow those of
-    another.
+    Steps of forked processes count only if the started process made none. They are joined in the order of each
+    process's first step.
     """
     path, found = path_of(folder, start, rank), Start()
     parts = [read(each) for each in ([path] if path.exists() else forked_of(folder, start, rank))]

@@ -23,9 +23,9 @@ from drivetrain.base.lazy import Later
 from drivetrain.proof.records import VARIABLE, Start, ranks_of, start_of
 
 RUN = "{run}"
-"""In the program's arguments: the folder of each run, for programs that write to absolute paths."""
+"""Placeholder in the program's arguments for the folder of each run, for programs that write to absolute paths."""
 NEWEST = re.compile(r"(\{newest:([^}]+)\})")
-"""In the arguments of restarts: the newest file or folder with a name like this, relative to the run's folder."""
+"""Placeholder in the arguments of restarts for the newest file or folder of this name, relative to the run's folder."""
 _NOT_COPIED = {".git", ".hg", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox"}
 _MOST_BYTES = 2 << 30
 GRACE_S = 60.0  # a start may take this long beyond three times the undisturbed run
@@ -63,7 +63,7 @@ class Program:
     torch: str = field(default_factory=installed_torch)
 
     def __post_init__(self) -> None:
-        """Make relative paths that lead out of the working directory absolute: a copy has other parents."""
+        """Make relative paths out of the working directory absolute: from a copy they would lead elsewhere."""
         self.command, self.resume = ([self._absolute(word) for word in words] for words in (self.command, self.resume))
 
     @property
@@ -83,7 +83,7 @@ class Run:
     Args:
         program: what is run.
         folder: the folder for the copy and the records; it must not exist.
-        keeps: whether the copy is copied before each start, so that :meth:`before` can repeat the last one.
+        keeps: whether the copy is backed up before each start, so that :meth:`before` can repeat the last one.
     """
 
     def __init__(self, program: Program, folder: Path, keeps: bool = False) -> None:
@@ -96,7 +96,7 @@ class Run:
         self._before = folder / "before" if keeps else None
 
     def before(self) -> Run:
-        """Return a run that is as this one was before its last start."""
+        """Return this run in its state before its last start."""
         found = copy.copy(self)
         assert self._before is not None
         found.work, found.records = self._before, self._before.with_name("records-before")
@@ -158,7 +158,7 @@ class Run:
         return ranks_of(self.records)
 
     def _here(self, word: str) -> str:
-        """Replace the folder of this run, and paths in the working directory, by those of the copy."""
+        """Fill in the placeholders, and replace paths in the working directory by those in the copy."""
         for text, pattern in NEWEST.findall(word):
             paths = sorted(self.work.glob(pattern), key=lambda path: path.stat().st_mtime_ns)
             word = word.replace(text, str(paths[-1].relative_to(self.work)))
@@ -199,7 +199,7 @@ def run_to_end(
 
 
 def last_lines(log: Path) -> str:
-    """Return the last lines of a program's output, with a few words before them."""
+    """Return the last lines of a program's output, introduced by a few words."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
     return "Its last output:\n" + "\n".join(f"  {line}" for line in lines) if lines else "It printed nothing."
 
@@ -239,7 +239,7 @@ def undisturbed(program: Program, folder: Path, limit_s: float) -> Run:
 
 
 def kills_for(run: Run, count: int, seed: int) -> list[tuple[int, float]]:
-    """Draw ``count`` moments: one step in each part of the run, and the seconds to wait there."""
+    """Draw ``count`` kills: a random step in each of as many parts of the run, and the seconds to wait there."""
     steps = run.starts(run.ranks()[0])[0].steps
     count = min(count, len(steps) - 1)
     draw = random.Random(seed)

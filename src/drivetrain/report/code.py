@@ -19,7 +19,7 @@ _PIECE = 1 << 16  # bytes that are read at once
 _TIMEOUT_S = 2.0
 _FRESH_S = 60  # a program that fits many models asks git once a minute
 
-# Without locks, and without the programs that a repository's configuration may name.
+# git takes no locks, and starts no program that a repository's configuration names.
 _GIT = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.quotepath=false")
 _STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
 _DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty")
@@ -66,9 +66,10 @@ def _version(folder: str, minute: int) -> tuple[dict[str, Any], str]:
 
 
 def _without_filters(git: str, folder: str) -> dict[str, str]:
-    """Return environment variables with which git calls no clean filter, as Git LFS and nbstripout configure them.
+    """Return environment variables that switch off git's clean filters, such as those of Git LFS and nbstripout.
 
-    git then compares a file whose time or size has changed as it is in the folder, with what the filter has committed.
+    If the time or size of a file has changed, git then compares the unfiltered file with the filtered content of the
+    commit.
     """
     listed = _run(git, folder, {}, "config", "--list", "--null", "--name-only")[0].decode(errors="replace")
     ends = (".clean", ".process", ".required")

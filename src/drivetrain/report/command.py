@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from drivetrain.base import files
 from drivetrain.cli.failed import failed
@@ -31,9 +30,9 @@ def parser(prog: str) -> argparse.ArgumentParser:
         prog, description="Write one HTML page on a run, or on what differs between two runs.", allow_abbrev=False,
         epilog="exit codes: 0 fine, 1 slower than --max-slower allows, 2 wrong usage or nothing to read",
     )  # fmt: skip
-    made.add_argument("run", metavar="RUN", nargs="+", help="a log folder, a folder above some, or run.json")
+    made.add_argument("run", metavar="RUN", nargs="+", help="a log folder, a folder that contains some, or a run.json")
     made.add_argument("--output", metavar="FILE", help="the page; default: report.html in the folder of the last RUN")
-    made.add_argument("--json", action="store_true", help="print the same as JSON, and write no page without --output")
+    made.add_argument("--json", action="store_true", help="print the report as JSON; write a page only with --output")
     made.add_argument(
         "--max-slower",
         metavar="5%",
@@ -81,40 +80,27 @@ def _run(path: str, prog: str, continues: bool) -> Run:
     return read(folder, continues)
 
 
-def _as_json(runs: list[Run]) -> str:
-    data = json.loads(json.dumps(_data(runs)), parse_constant=lambda name: None)  # JSON has no NaN and no infinity
-    return json.dumps(data)
-
-
 def _write(runs: list[Run], output: str | None, as_json: bool) -> None:
-    if as_json and output is None:
-        print(_as_json(runs))
-        return
-    name = "report.html" if len(runs) == 1 else "comparison.html"
-    path = output or os.path.join(runs[-1].folder, name)
-    if os.path.isdir(path):
-        raise NothingToRead(f"{path} is a folder. Pass a file, such as --output {os.path.join(path, name)}.")
-    content = (page(*runs) if len(runs) == 1 else comparison(*runs)).encode()
-    try:
-        files.write(path, content)
-    except OSError as error:
-        raise NothingToRead(f"{path} cannot be written: {error.strerror}. Pass --output FILE.") from error
-    if as_json:
-        print(_as_json(runs))
-    else:
-        print("\n".join(f"{headline(run)}." for run in runs))
-        print(f"Report: {path} ({len(content) / 1000:.0f} kB)")
+    said = _as_json(runs) if as_json else "\n".join(f"{headline(run)}." for run in runs)
+    if output is not None or not as_json:
+        name = "report.html" if len(runs) == 1 else "comparison.html"
+        path = output or os.path.join(runs[-1].folder, name)
+        if os.path.isdir(path):
+            raise NothingToRead(f"{path} is a folder. Pass a file, such as --output {os.path.join(path, name)}.")
+        content = (page(*runs) if len(runs) == 1 else comparison(*runs)).encode()
+        try:
+            files.write(path, content)
+        except OSError as error:
+            raise NothingToRead(f"{path} cannot be written: {error.strerror}. Pass --output FILE.") from error
+        said += "" if as_json else f"\nReport: {path} ({len(content) / 1000:.0f} kB)"
+    print(said)
 
 
-def _data(runs: list[Run]) -> dict[str, Any]:
-    """Return the reports as plain data."""
+def _as_json(runs: list[Run]) -> str:
+    """Return the reports as JSON, which has no NaN and no infinity."""
     found = [
-        {
-            **asdict(run),
-            "headline": headline(run),
-            "seconds_per_step": run.step_s,
-            "values": summary(run),
-        }
+        {**asdict(run), "headline": headline(run), "seconds_per_step": run.step_s, "values": summary(run)}
         for run in runs
     ]
-    return {"schema": SCHEMA, "runs": found, "differences": differences(*runs) if len(runs) == 2 else None}
+    data = {"schema": SCHEMA, "runs": found, "differences": differences(*runs) if len(runs) == 2 else None}
+    return json.dumps(json.loads(json.dumps(data), parse_constant=lambda name: None))

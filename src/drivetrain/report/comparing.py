@@ -12,7 +12,7 @@ _LINES = 2000  # of the hyperparameters that are compared
 
 
 def facts(run: Run) -> dict[str, dict[str, str]]:
-    """Return what was fixed when the newest fit of a run began, as text: by section and name."""
+    """Return the facts at the start of a run's newest fit, as text: by section and name."""
     last = run.last
     plan = {str(row.get("what")): row.get("choice") for row in rows(last.get("plan"))}
     code = {name: value for name, value in mapping(last.get("code")).items() if name != "folder"}
@@ -63,7 +63,7 @@ def summary(run: Run) -> dict[str, dict[str, float]]:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return ``value`` if it is a mapping: a record may have been edited."""
+    """Return ``value`` if it is a mapping, else an empty one: a record may have been edited."""
     return value if isinstance(value, Mapping) else {}
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from string import Template
 
 from drivetrain.report import sections
 from drivetrain.report.comparing import differences
 from drivetrain.report.curves import text
 from drivetrain.report.reading import Run
 
-_STYLE = Path(__file__).with_name("page.css")
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_FOLDER = Path(__file__).parent
 
 
 def page(run: Run) -> str:
@@ -44,11 +43,6 @@ def _name(run: Run) -> str:
 
 
 def _page(title: str, sub: str, body: str) -> str:
-    style = _STYLE.read_text(encoding="utf-8")
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f'<link rel="icon" href="data:,"><title>{text(title)}</title><style>\n{style}</style></head><body><main>'
-        f"<h1>{text(title)}</h1><p class=sub>{text(sub)}</p>{body}</main></body></html>\n"
-    )
+    style = _FOLDER.joinpath("page.css").read_text(encoding="utf-8")
+    frame = Template(_FOLDER.joinpath("page.html").read_text(encoding="utf-8"))
+    return frame.substitute(title=text(title), sub=text(sub), style=style, body=body)

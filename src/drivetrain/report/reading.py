@@ -1,4 +1,4 @@
-"""Read what a run's folder tells: its record, its logged values, its hyperparameters and its ledger."""
+"""Read a run's folder: its record, its logged values, its hyperparameters and its ledger."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Run:
 
     Attributes:
         folder: its log folder.
-        attempts: its fits, the oldest first, as in ``run.json``; empty without that file. With the fits of the runs
-            that it continues, these come first.
-        diffs: the diffs of the code, by their digest in an attempt.
+        attempts: its fits, the oldest first, as in ``run.json``; empty without that file. The fits of the runs that it
+            continues come first.
+        diffs: the diffs of the code, by the digest that an attempt has.
         curves: for each logged name its steps and values, in the order of the steps.
         source: the file of the curves.
         hparams: the text of ``hparams.yaml``.
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def step_s(self) -> float | None:
-        """The seconds per optimizer step, with all that the fit did beside it, over the fits that have ended."""
+        """Seconds per optimizer step: the duration of all ended fits, divided by their steps."""
         ended = [each for each in self.attempts if number(each.get("seconds")) is not None]
         steps = sum((number(each.get("last_step")) or 0) - (number(each.get("first_step")) or 0) for each in ended)
         return sum(each["seconds"] for each in ended) / steps if steps > 0 else None
@@ -75,12 +75,12 @@ def number(value: Any) -> float | None:
 
 
 def find(path: str) -> tuple[str, int]:
-    """Return the folder of the run at ``path``, or the newest below it, and how many there are.
+    """Return the folder of the run at ``path``, or of the newest run below it, and the number of runs found.
 
     A run without ``run.json`` counts as older than all that have one.
 
     Raises:
-        NothingToRead: there is none.
+        NothingToRead: there is no run.
     """
     if files.is_remote(path):
         raise NothingToRead(f"{path} is an address. Copy the folder of the run to this machine, and pass the copy.")
@@ -110,12 +110,12 @@ def _is_of_run(name: str) -> bool:
 
 
 def read(folder: str, continues: bool = True) -> Run:
-    """Return what is known about the run with this log folder. What cannot be read is a note.
+    """Return what is known about the run with this log folder. A file that cannot be read becomes a note.
 
     Args:
         folder: the log folder.
-        continues: if the run has resumed from a checkpoint of another folder's, begin with the fits and the values of
-            that one.
+        continues: if the run resumed from the checkpoint of a run in another folder, begin with the fits and values of
+            that run.
     """
     run = Run(folder)
     try:
@@ -139,7 +139,7 @@ def read(folder: str, continues: bool = True) -> Run:
 
 
 def _read_earlier(run: Run) -> None:
-    """Put before ``run`` the fits and the values of the runs that it continues, each in a folder of its own."""
+    """Prepend the fits and values of the runs that ``run`` continues, each of which has a folder of its own."""
     seen = {os.path.realpath(run.folder)}
     while (source := _elsewhere(run)) is not None:
         step = number(run.attempts[0].get("first_step")) or 0.0

@@ -1,7 +1,7 @@
 """The record of a run, ``run.json`` in its log folder: written when a fit begins, and again when it ends.
 
 Each fit that writes into the folder adds an attempt. Rank 0 writes, into the folders of the loggers that have
-:attr:`~drivetrain.loggers.logger.Logger.keeps_run_record`. A step does nothing for it. The record has no environment
+:attr:`~drivetrain.loggers.logger.Logger.keeps_run_record`. It costs a step nothing. The record has no environment
 variables and no command line, which may contain secrets.
 """
 
@@ -17,12 +17,12 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-import drivetrain
-from drivetrain.base import files
+from drivetrain.base import VERSION, files
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.report.code import version_of
 from drivetrain.report.run_file import NAME, SCHEMA, load, plain
@@ -32,7 +32,7 @@ from drivetrain.trainer.stopping import why_ended
 
 Trainer = Any  # not imported: the Trainer reaches this file by name
 
-_GIT_WAIT_S = 5.0  # how long the end of a fit waits for git, which has begun with the fit
+_GIT_WAIT_S = 5.0  # how long the end of a fit waits for git, which was started with the fit
 
 
 def begin(trainer: Trainer, resumed_from: str | None) -> None:
@@ -67,8 +67,8 @@ def _keepers(trainer: Trainer) -> list[Any]:
 
 
 def _end_for_ranks(trainer: Trainer, error: BaseException) -> None:
-    """Write why a fit in processes that this one has started has failed: the launcher may have ended rank 0 before it
-    could, or rank 0 has lost the connection to the rank that failed first.
+    """Write why a fit has failed, in the process that started its ranks: the launcher may have ended rank 0 before it
+    could write, or rank 0 knows only that it lost the connection to the rank that failed first.
     """
     for folder in _folders(_keepers(trainer)):
         path = os.path.join(folder, NAME)
@@ -104,7 +104,7 @@ class _Record:
         self._folders: list[str] = []
         self._attempt: dict[str, Any] = {}
         self._diff = ""
-        self._told = False  # whether another process was named
+        self._told = False  # whether the warning about another process was given
         self._began_s = time.monotonic()
         self._carefully(lambda: self._describe(trainer, loggers, resumed_from))
         # A thread, because git takes about 20 ms.
@@ -202,8 +202,8 @@ _OPEN: weakref.WeakKeyDictionary[Trainer, _Record] = weakref.WeakKeyDictionary()
 
 
 def _process(pid: int) -> list[int]:
-    """Return ``pid`` and when that process has started, in ticks of the clock since the machine has; 0: it is not
-    known. Another process that gets the same number later has started later.
+    """Return ``pid`` and the start time of that process, in clock ticks since boot; 0: unknown. The start time tells it
+    from a later process with the same number.
     """
     try:
         return [pid, int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])]
@@ -221,7 +221,7 @@ def _environment(trainer: Trainer) -> dict[str, Any]:
     device = trainer.strategy.root_device
     memory = trainer.accelerator.total_memory(device)
     return {
-        "drivetrain": drivetrain.__version__,
+        "drivetrain": VERSION,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "system": platform.platform(),
@@ -245,10 +245,11 @@ def _time_spent(trainer: Any) -> dict[str, Any] | None:
 
 
 def _checkpoints(trainer: Trainer) -> list[dict[str, Any]]:
-    """Return the files of each callback that writes checkpoints, whose attributes may differ; then the checkpoint of a
-    fit that was asked to end.
+    """Return the files of each callback that writes checkpoints, then the checkpoint of a fit that was asked to stop. A
+    callback need not have all of these attributes.
     """
-    found = [
+    at_stop = [SimpleNamespace(last_model_path=path) for path in trainer._saved_at_stop]
+    return [
         {
             "monitor": getattr(each, "monitor", None),
             "best": getattr(each, "best_model_path", None) or None,
@@ -256,12 +257,8 @@ def _checkpoints(trainer: Trainer) -> list[dict[str, Any]]:
             "last": getattr(each, "last_model_path", None) or None,
             "kept": {path: _number(score) for path, score in getattr(each, "best_k_models", {}).items()},
         }
-        for each in trainer.checkpoint_callbacks
+        for each in (*trainer.checkpoint_callbacks, *at_stop)
     ]
-    at_stop = [
-        {"monitor": None, "best": None, "score": None, "last": path, "kept": {}} for path in trainer._saved_at_stop
-    ]
-    return [*found, *at_stop]
 
 
 def _number(value: Any) -> float | None:

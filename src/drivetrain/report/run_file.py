@@ -21,7 +21,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError: it is not such a record, or it has another layout.
     """
-    if os.path.exists(path) and not os.path.isfile(path):  # a named pipe would be waited for
+    if os.path.exists(path) and not os.path.isfile(path):  # reading a named pipe would wait for a writer
         raise ValueError(f"{path} is not a file")
     try:
         record = json.loads(files.read(path))

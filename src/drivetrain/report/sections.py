@@ -104,11 +104,11 @@ def values(run: Run) -> str:
         for name, v in summary(run).items()
         if name != "epoch"
     ]
-    return section("Values", table(("name", "last", "lowest", "highest"), lines)) if lines else ""
+    return section("Values", table(("name", "last", "lowest", "highest"), lines))
 
 
 def phases(run: Run) -> str:
-    """Return where the time of the newest fit went, and that of all runs of the training."""
+    """Return where the time of the newest fit went, and the time of all runs of the training."""
     spent, ledger = mapping(run.last.get("time")), mapping(run.goodput)
     parts = []
     if seconds := mapping(spent.get("seconds")):
@@ -121,7 +121,7 @@ def phases(run: Run) -> str:
             f"{text(duration(ledger['seconds']['lost']))}.</p>{_bars(ledger['seconds'])}"
         )
         parts += [f"<p class=note>{text(note)}</p>" for note in ledger["notes"]]
-    return section("Where the time went", "".join(parts)) if parts else ""
+    return section("Where the time went", "".join(parts))
 
 
 def _bars(seconds: Mapping[str, Any]) -> str:
@@ -150,7 +150,7 @@ def attempts(run: Run) -> str:
         lines.append(
             (when, steps, duration(each.get("seconds")), f"{source}{status}: {each.get('why', '')}".rstrip(": "))
         )
-    return section("Fits", table(("began", "steps", "duration", "how it went"), lines)) if lines else ""
+    return section("Fits", table(("began", "steps", "duration", "how it went"), lines))
 
 
 def checkpoints(run: Run) -> str:
@@ -164,18 +164,17 @@ def checkpoints(run: Run) -> str:
                 score = number(kept.get(path))
                 shown = "" if score is None or not saved.get("monitor") else f"{saved['monitor']} {score:.4g}"
                 lines.append((path, shown, named.get(path, "")))
-    return section("Checkpoints", table(("file", "score", ""), lines)) if lines else ""
+    return section("Checkpoints", table(("file", "score", ""), lines))
 
 
 def described(run: Run) -> str:
     """Return plan, settings, environment, hyperparameters, and the code's version with its diff."""
     known, last = facts(run), run.last
     plan = [(str(row.get("what")), row.get("choice"), row.get("why")) for row in rows(last.get("plan"))]
-    parts = [section("Plan", table(("what", "choice", "because"), plan)) if plan else ""]
-    parts += [
-        section(title, table(("", ""), known[part].items()))
-        for title, part in (("Environment", "Environment"), ("Settings that are not the default", "Settings"))
-        if known[part]
+    parts = [
+        section("Plan", table(("what", "choice", "because"), plan)),
+        section("Environment", table(("", ""), known["Environment"].items())),
+        section("Settings that are not the default", table(("", ""), known["Settings"].items())),
     ]
     if run.hparams:
         parts.append(section(CONFIGURATION, _lines(run.hparams)))
@@ -207,12 +206,10 @@ def compared(found: Mapping[str, Any]) -> str:
         for name, pair in found["Values"].items()
         if name != "epoch"
     ]
-    parts = [section("Last values", table(("name", "A", "B"), numbers))] if numbers else []
-    parts += [
-        section(title, table(("name", "A", "B"), [(name, *_or_default(title, pair)) for name, pair in pairs.items()]))
-        for title in TITLES
-        if (pairs := found[title])
-    ]
+    parts = [section("Last values", table(("name", "A", "B"), numbers))]
+    for title in TITLES:
+        pairs = [(name, *_or_default(title, pair)) for name, pair in found[title].items()]
+        parts.append(section(title, table(("name", "A", "B"), pairs)))
     if lines := found["Hyperparameters"]:
         parts.append(section(CONFIGURATION, _lines("\n".join(lines), is_diff=True)))
     if same := [title for title in (*TITLES, "Hyperparameters") if not found[title]]:
@@ -225,17 +222,17 @@ def _or_default(title: str, pair: tuple[str, str]) -> list[str]:
 
 
 def section(title: str, body: str) -> str:
-    """Return a section with a heading; ``body`` is HTML."""
-    return f"<section><h2>{text(title)}</h2>{body}</section>"
+    """Return a section with a heading; ``body`` is HTML. Without a body, there is no section."""
+    return "" if not body else f"<section><h2>{text(title)}</h2>{body}</section>"
 
 
 def table(head: tuple[str, ...], lines: Iterable[tuple[Any, ...]]) -> str:
-    """Return a table; the first cell of a row is its heading."""
+    """Return a table; the first cell of a row is its heading. Without rows, there is no table."""
     names = [text(each) for each in head]
     top = f"<tr class=head>{''.join(f'<th>{name}' for name in names)}" if any(head) else ""
     body, left_out = within(_TABLE, (_row(names, line) for line in lines))
     more = f"<p class=note>{left_out} further rows are left out.</p>" if left_out else ""
-    return f"<table class={'rows' if top else 'pairs'}>{top}{body}</table>{more}"
+    return f"<table class={'rows' if top else 'pairs'}>{top}{body}</table>{more}" if body or more else ""
 
 
 def _row(names: list[str], line: tuple[Any, ...]) -> str:
@@ -262,7 +259,7 @@ def shortened(value: Any, most: int) -> str:
 
 
 def _lines(content: str, is_diff: bool = False) -> str:
-    """Return the lines of a file, those of a diff coloured."""
+    """Return the lines of a file; the lines of a diff are coloured."""
     kinds = {"+": "ins", "-": "del"} if is_diff else {}
     marked = []
     for line in content.splitlines():

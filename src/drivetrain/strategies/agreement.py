@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-import drivetrain
+from drivetrain.base import VERSION
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.torch_private import names_ignored_by_ddp
 from drivetrain.errors import ConfigurationError, shown
@@ -169,7 +169,7 @@ def of_program(strategy: Strategy) -> dict[str, str]:
     return {
         "the version of Python": ".".join(platform.python_version_tuple()[:2]),
         "the version of torch": str(torch.__version__),
-        "the version of drivetrain": drivetrain.__version__,
+        "the version of drivetrain": VERSION,
         "accelerator": type(strategy.accelerator).__name__,
         "precision": f"{strategy.precision_plugin.name!r} ({type(strategy.precision_plugin).__name__})",
         "the checkpoint store": type(strategy.checkpoint_io).__name__,

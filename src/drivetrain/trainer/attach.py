@@ -12,9 +12,9 @@ import torch
 
 from drivetrain.advice import overlooked
 from drivetrain.base import configs
-from drivetrain.base.compat_door import check_part, field_members, former_hooks
 from drivetrain.base.introspect import (
     check_base_init,
+    check_part,
     defined_by_user,
     is_own_class,
     missing_arguments,
@@ -27,6 +27,7 @@ from drivetrain.base.introspect import (
 )
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.registry import load
+from drivetrain.base.supplied import supplied, warn_of_uncalled
 from drivetrain.base.tree import leaves
 from drivetrain.callback import Callback
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -58,7 +59,17 @@ def callbacks_of(settings: Settings, environment: ClusterEnvironment) -> list[Ca
     """
     given = [] if settings.callbacks is None else settings.callbacks
     found = _checked_callbacks(given, "Trainer(callbacks=...) got")
-    return ordered(load("drivetrain.callbacks.defaults:with_defaults")(found, settings, environment))
+    return ordered(with_defaults(found, settings, environment))
+
+
+@supplied
+def with_defaults(given: Sequence[Callback], settings: Settings, environment: ClusterEnvironment) -> list[Callback]:
+    """Return the callbacks that were passed and the default ones.
+
+    Raises:
+        ConfigurationError: a callback that was passed contradicts an argument of the Trainer.
+    """
+    return [*given]
 
 
 def _checked_callbacks(given: Any, start: str) -> list[Callback]:
@@ -214,7 +225,7 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     name = type(module).__name__
     if "_book" not in module.__dict__:
         raise ConfigurationError(f"{name}.__init__ has not called its base class's. Begin it with super().__init__().")
-    former_hooks().check_not_defined(module, strategy)
+    check_former_hooks(module, strategy)
     needed = [] if fn is TrainerFn.PREDICTING else [_STEPS[fn][0]]  # predict_step has a default
     needed += ["configure_optimizers"] if fn is TrainerFn.FITTING else []
     for method in needed:
@@ -234,6 +245,22 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
             _check_step(name, method, getattr(module, method), strategy.facts.earlier.step_arguments)
     if fn is TrainerFn.FITTING and not module.automatic_optimization:
         overlooked.check_manual(name, settings)
+
+
+@supplied
+def check_former_hooks(module: LightningModule, strategy: Strategy) -> None:
+    """Check that ``module`` defines no hook that is called no longer; let a former name replace the new one.
+
+    Raises:
+        HookError: it defines one.
+        ConfigurationError: it defines a hook that only strategies that split batches call.
+    """
+
+
+@supplied
+def former_hooks(of_callbacks: bool) -> Mapping[str, str]:
+    """Return by name the hooks of modules, or of callbacks, that are called no longer, and what does their work."""
+    return {}
 
 
 def _check_step(name: str, method: str, step: Any, further: Container[str]) -> None:
@@ -283,7 +310,7 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
             if _CALLED_BY_THE_LOOPS.fullmatch(hook) and (isinstance(own, property) or overrides(party, hook, base)):
                 _check_hook(name, hook, own if isinstance(own, property) else getattr(party, hook), getattr(base, hook))
         if base is Callback:
-            field_members().warn_of_uncalled(type(party))
+            warn_of_uncalled(type(party), "Callback", "Trainer")
         for method, cure in _uncalled(party, base, hooks, called):
             rank_zero_warn(
                 f"{name}.{method} is never called by the Trainer{cure}", about=getattr(type(party), method, None)
@@ -292,11 +319,11 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
 
 def _uncalled(party: Any, base: type, hooks: set[str], called: frozenset[str]) -> Iterator[tuple[str, str]]:
     """Yield each method of ``party`` that looks like a hook but is not called, with the rest of the warning."""
-    former = former_hooks()
-    gone_from = former.GONE_FROM_CALLBACKS if base is Callback else {}
-    told = {*former.RENAMED, *gone_from}
+    former = former_hooks(of_callbacks=False)
+    gone_from = former_hooks(of_callbacks=True) if base is Callback else {}
+    told = {*former, *gone_from}
     for method, hook in near_misses(type(party), base, hooks):
-        if method not in former.RENAMED:  # check_module has refused it, or the strategy calls it
+        if method not in former:  # check_module has refused it, or the strategy calls it
             told.add(method)
             yield method, f". Did you mean {hook}? If the name is meant, nothing is wrong."
     looks_like = _LIKE_A_HOOK_OF_A_CALLBACK if base is Callback else _LIKE_A_HOOK

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import drivetrain
 from drivetrain import parity
-from drivetrain.base import files
-from drivetrain.base.compat_door import in_our_layout
+from drivetrain.base import VERSION, files
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, load_schedulers, naming, restoring, scheduler_state
 from drivetrain.base.seed import rng_state
+from drivetrain.base.supplied import in_our_layout
 from drivetrain.checkpoints import plain
 from drivetrain.checkpoints.file import EMPTY_PATH, reads_files
 from drivetrain.checkpoints.io import CheckpointIO, background_of
@@ -160,7 +159,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
         "epoch": progress.current_epoch,
         "global_step": progress.global_step,
         "pytorch-lightning_version": LAYOUT_VERSION,
-        "drivetrain_version": drivetrain.__version__,
+        "drivetrain_version": VERSION,
         "torch_version": str(torch.__version__),
         **weights.of(trainer),
     }

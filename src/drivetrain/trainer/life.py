@@ -15,7 +15,7 @@ from drivetrain.advice.observers import observers_of
 from drivetrain.advice.sampler import Sampler
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.registry import load
+from drivetrain.base.supplied import supplied
 from drivetrain.callback import Callback, Checkpoint, connect_module
 from drivetrain.loops.evaluate import Stage, evaluate, predict
 from drivetrain.loops.fit import fit
@@ -41,8 +41,17 @@ if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
 
 
-_RECORD = "drivetrain.report.record"
 _PLANS_SHOWN: set[str] = set()  # plans that this process has shown: a program may create many equal Trainers
+
+
+@supplied
+def begin_record(trainer: Trainer, resumed_from: str | None) -> None:
+    """Begin the record of a fit in the folders of its loggers."""
+
+
+@supplied
+def end_record(trainer: Trainer, error: BaseException | None = None) -> None:
+    """Complete the record of a fit, which may have ended with an error."""
 
 
 def connect(trainer: Trainer, job: Job) -> Loaders:
@@ -145,7 +154,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         if loaded is not None:
             resume_line.tell(trainer, loaded, str(job.ckpt_path), counted(run.restart or {}))
         if trainer.loggers:
-            load(f"{_RECORD}:begin")(trainer, job.ckpt_path)
+            begin_record(trainer, job.ckpt_path)
     else:
         with vote("logging the hyperparameters"):
             attach.log_hyperparameters(trainer)
@@ -290,7 +299,7 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
     _end_profile(trainer, fn)
     if trainer.loggers and trainer.is_global_zero:
         if fn is TrainerFn.FITTING:
-            load(f"{_RECORD}:end")(trainer)
+            end_record(trainer)
         telling.tell(trainer, "finalize", "success")
 
 
@@ -299,7 +308,7 @@ def abort(trainer: Trainer, error: BaseException) -> None:
     trainer.progress.end_run(interrupted=True)
     if not trainer.engine.launcher.is_external:  # the started processes have called the hooks and cleaned up
         if trainer.loggers:
-            _attempt(load(f"{_RECORD}:end"), trainer, error)
+            _attempt(end_record, trainer, error)
         return
     trainer.logbook.leave_batch()
     with interrupts_ignored():
@@ -310,7 +319,7 @@ def abort(trainer: Trainer, error: BaseException) -> None:
             _attempt(trainer.datamodule.on_exception, error)
         _attempt(trainer.strategy.on_exception, error)
         if trainer.loggers and trainer.progress.fn is TrainerFn.FITTING:
-            _attempt(load(f"{_RECORD}:end"), trainer, error)
+            _attempt(end_record, trainer, error)
         for logger in trainer.loggers if trainer.is_global_zero else ():
             _attempt(logger.finalize, "failed")
         _attempt(_end_profile, trainer, trainer.progress.fn or "")

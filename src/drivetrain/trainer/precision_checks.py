@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from drivetrain.base.compat_door import field_members
 from drivetrain.base.introspect import defined_by_user
+from drivetrain.base.supplied import warn_of_uncalled
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.precision.precision import Precision
@@ -26,7 +26,7 @@ def check_precision(precision: Precision, parties: Sequence[Any], fn: TrainerFn,
         ConfigurationError: an override would not be called, or scaled gradients would be used without unscaling.
     """
     name, module = type(precision).__name__, parties[0]
-    field_members().warn_of_engine_members(type(precision))
+    warn_of_uncalled(type(precision), "Precision", "Trainer")
     if fn is not TrainerFn.FITTING:
         return
     if defined_by_user(module, "backward") and defined_by_user(precision, "backward"):

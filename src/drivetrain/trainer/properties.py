@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.base.compat_door import FromCompat
-from drivetrain.base.introspect import reads
+from drivetrain.base.introspect import is_own_class, reads
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.registry import load
+from drivetrain.base.supplied import supplied
 from drivetrain.callback import Callback, Checkpoint, connect_module
 from drivetrain.engine.engine import Engine
 from drivetrain.engine.ranks import RankFacts
@@ -61,6 +60,25 @@ def _batch_counts(stage: str, doc: str) -> Any:
     return property(lambda trainer: trainer.num_eval_batches(stage), doc=doc)
 
 
+@supplied
+def familiar_property(name: str) -> Any:
+    """Return one of the Trainer's properties under Lightning's names."""
+    raise AttributeError(f"This Trainer has no {name}, which a part of drivetrain supplies that is not loaded.")
+
+
+class Familiar:
+    """A :func:`familiar_property`, which is imported when it is read or written."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, trainer: Any, owner: type | None = None) -> Any:
+        return self if trainer is None else familiar_property(self._name).__get__(trainer)
+
+    def __set__(self, trainer: Any, value: Any) -> None:
+        familiar_property(self._name).__set__(trainer, value)
+
+
 class TrainerView(LimitsView, RankFacts):
     """The Trainer's properties. It makes no decisions; a replaced part of a run takes effect at the next batch."""
 
@@ -83,16 +101,16 @@ class TrainerView(LimitsView, RankFacts):
     _launch: str = ""  # of the processes that were started for the fit; the record of the run has it
     _saved_at_stop: Sequence[str] = ()  # checkpoints of the last fit, because it was asked to end
 
-    fit_loop: Any = FromCompat()
-    validate_loop: Any = FromCompat()
-    test_loop: Any = FromCompat()
-    predict_loop: Any = FromCompat()
-    _accelerator_connector: Any = FromCompat()
-    _callback_connector: Any = FromCompat()
-    _checkpoint_connector: Any = FromCompat()
-    _data_connector: Any = FromCompat()
-    _logger_connector: Any = FromCompat()
-    _results: Any = FromCompat()
+    fit_loop: Any = Familiar()
+    validate_loop: Any = Familiar()
+    test_loop: Any = Familiar()
+    predict_loop: Any = Familiar()
+    _accelerator_connector: Any = Familiar()
+    _callback_connector: Any = Familiar()
+    _checkpoint_connector: Any = Familiar()
+    _data_connector: Any = Familiar()
+    _logger_connector: Any = Familiar()
+    _results: Any = Familiar()
 
     _own_loops: Mapping[str, Any] = MappingProxyType({})
     """By stage, the object that a program set as ``validate_loop`` or ``test_loop``; it shows the results."""
@@ -276,8 +294,9 @@ class TrainerView(LimitsView, RankFacts):
         return next(iter(self._callbacks_like("ProgressBar")), None)
 
     def _callbacks_like(self, name: str) -> list[Any]:
-        kind = load(f"drivetrain.callbacks:{name}")
-        return [callback for callback in self.callbacks if isinstance(callback, kind)]
+        """Return the callbacks of one of drivetrain's classes; by name, because the classes know the Trainer."""
+        mros = [(each, type(each).__mro__) for each in self.callbacks]
+        return [each for each, mro in mros if any(cls.__name__ == name and is_own_class(cls) for cls in mro)]
 
     @property
     def callback_metrics(self) -> dict[str, Any]:

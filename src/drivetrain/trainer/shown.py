@@ -13,7 +13,7 @@ from drivetrain.launchers import orphan
 from drivetrain.launchers.board import PHASE, SAVES, SAVING, SHOWN, STALL, Sheet, own_sheet
 from drivetrain.launchers.launcher import LAUNCHER
 from drivetrain.launchers.tracebacks import cut_tracebacks
-from drivetrain.loops.progress import Phase, Progress
+from drivetrain.loops.progress import Phase, Progress, phase_name
 from drivetrain.strategies import failing, waiting
 
 Trainer = Any  # not imported: the class's module imports this file
@@ -112,6 +112,6 @@ def summary(error: BaseException, progress: Progress, during: str = "") -> str:
         progress: the progress of the run.
         during: the step of the set-up, if it is known.
     """
-    name = progress.phase.name.lower().replace("_", " ")
+    name = phase_name(progress.phase)
     where = "before its first phase" if name == "none" else f"in the phase {name!r}"
     return failing.summary(error, where + (during and f" ({during})"))

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.base.compat_door import translated
 from drivetrain.base.compiled import compiled_in_place, context_of
 from drivetrain.base.files import spelled
 from drivetrain.base.introspect import is_own_class, overrides
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import load
+from drivetrain.base.supplied import supplied
 from drivetrain.callback import Callback
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -87,6 +87,12 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
         init(*args, **arguments)
 
     return complete_and_init
+
+
+@supplied
+def translated(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Trainer's arguments with objects of other APIs replaced, which have a method ``as_settings()``."""
+    return dict(arguments)
 
 
 def _check_unknown(fn: TrainerFn, unknown: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 NAMES = ("num_workers", "tensors", "pin_memory", "persistent_workers", "batch_size", "compile", "optimizer_kernels")
-"""The cures, by the argument that each changes; ``tensors``: the data set is held in memory as tensors."""
+"""The cures: changes to try, named by the argument that each changes; ``tensors`` holds the data set in memory."""
 
 VARIABLE = "DRIVETRAIN_TRIAL"
-"""The environment variable with the JSON of a trial's :class:`Trial` arguments."""
+"""The environment variable with the arguments of :class:`Trial`, as JSON."""

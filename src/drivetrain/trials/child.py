@@ -4,7 +4,6 @@ made the steps of the trial.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -15,10 +14,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
+from drivetrain.base.introspect import reads
 from drivetrain.base.tree import batch_sizes
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.callbacks import GoodputMonitor, ModelSummary, ProgressBar, Timer
-from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.cli.program import parse_program, run_program
 from drivetrain.engine.parts import listed
 from drivetrain.loggers.dummy import DummyLogger
 from drivetrain.loops.loaders import Loaders
@@ -29,27 +29,23 @@ from drivetrain.trials.cures import changed, cures_of
 from drivetrain.tuner.batch_size_finder import BatchSizeFinder
 from drivetrain.tuner.lr_finder import LearningRateFinder
 
+PROG = "drivetrain advise"
 LEFT_OUT = (Checkpoint, GoodputMonitor, ModelSummary, ProgressBar, Timer, BatchSizeFinder, LearningRateFinder)
-"""Callbacks that write files or to the terminal, limit the time, or train by themselves."""
+"""Callbacks that a trial leaves out: they write files or to the terminal, limit the time, or train by themselves."""
 
 _LEAST_STEPS = 20
 _LEAST_S = 1.0  # steps that take less time in all measure the load of the machine, not the change
 
 
 class NoLogger(DummyLogger):
-    """Stands for the program's loggers: it writes nothing, and its folders are those of the trial."""
+    """Replaces the program's loggers: writes nothing, and has the trial's folder."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
         self.folder = folder
 
-    @property
-    def save_dir(self) -> str:
-        return self.folder
-
-    @property
-    def log_dir(self) -> str:
-        return self.folder
+    save_dir: str = reads("folder")
+    log_dir: str = reads("folder")
 
 
 class Trial(Callback):
@@ -58,7 +54,8 @@ class Trial(Callback):
     Args:
         result: the file to which the result is written.
         folder: an empty folder, in place of the Trainer's ``default_root_dir``.
-        steps: how many optimizer steps are measured. ``None``: 20; and ``looks`` returns how many take a second.
+        steps: how many optimizer steps are measured. ``None``: 20, and with ``looks`` the result has the number that
+            takes a second.
         warmup: how many steps come before them.
         cure: the attributes of a :class:`drivetrain.trials.cures.Cure`; ``None``: the program as it is.
         looks: add the cures for this program to the result, and the number of steps for further trials.
@@ -83,7 +80,7 @@ class Trial(Callback):
         make_job, unshared = trainers._job, loaders.unshared
 
         def job(trainer: Any, fn: TrainerFn, model: Any, passed: Any, datamodule: Any, *checkpoint: Any) -> Any:
-            self._leave_no_trace(trainer, model)
+            leave_no_trace(trainer, model, self._folder)
             if fn is not TrainerFn.FITTING:
                 return make_job(trainer, fn, model, passed, datamodule, *checkpoint)
             self._prepare(trainer)
@@ -107,16 +104,7 @@ class Trial(Callback):
     def _end(self, **found: Any) -> None:
         self.write(**found)
         sys.stdout.flush()
-        os._exit(0)  # what the program does after its fit, and in exit handlers, is no part of the trial
-
-    def _leave_no_trace(self, trainer: Any, model: Any) -> None:
-        """Switch off what writes files or to the terminal, or takes time beside training."""
-        own = model.configure_callbacks
-        model.configure_callbacks = lambda: _without_traces(listed(own()))
-        trainer._callbacks = _without_traces(trainer._callbacks)
-        trainer._loggers = [NoLogger(self._folder)] if trainer._loggers else []
-        trainer.default_root_dir, trainer._profiler = self._folder, None
-        trainer.settings = dataclasses.replace(trainer.settings, max_time=None, profiler=None)
+        os._exit(0)  # neither the program's code after its fit nor its exit handlers belong to the trial
 
     def _prepare(self, trainer: Any) -> None:
         """Refuse a fit that cannot be measured; limit its validations, and apply the cure's settings."""
@@ -172,19 +160,34 @@ class Trial(Callback):
         self._end(**found)
 
 
+def leave_no_trace(trainer: Any, model: Any, folder: str, **settings: Any) -> None:
+    """Switch off what writes files or to the terminal, or takes time beside training.
+
+    Args:
+        trainer: the Trainer before its run.
+        model: its module.
+        folder: an empty folder, in place of the Trainer's own.
+        settings: further settings of the Trainer to replace.
+    """
+    own = model.configure_callbacks
+    model.configure_callbacks = lambda: _without_traces(listed(own()))
+    trainer._callbacks = _without_traces(trainer._callbacks)
+    trainer._loggers = [NoLogger(folder)] if trainer._loggers else []
+    trainer.default_root_dir, trainer._profiler = folder, None
+    trainer.settings = dataclasses.replace(trainer.settings, max_time=None, profiler=None, **settings)
+
+
 def _without_traces(callbacks: Iterable[Any]) -> list[Any]:
     return [each for each in callbacks if not isinstance(each, LEFT_OUT)]
 
 
 def main() -> int:
     """Run the program on the command line, with the trial that :data:`VARIABLE` asks for."""
-    parser = argparse.ArgumentParser("drivetrain advise")
-    add_program_arguments(parser)
-    given = parser.parse_args()
+    given = parse_program(PROG)
     trial = Trial(**json.loads(os.environ[VARIABLE]))
     trial.install()
     try:
-        return run_program(given, parser.prog)
+        return run_program(given, PROG)
     except Exception as error:
         trial.write(failed=_cause(error))
         raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import shutil
 import signal
 import tempfile
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from drivetrain.trials import NAMES
 from drivetrain.trials.measuring import LEAST_GAIN, Result, Trials
 
 SCHEMA = 1
-"""The version of the form of the JSON."""
+"""The version of the JSON output."""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -32,11 +31,11 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "checkpoints nor logs are written.",
         epilog="Exit codes: 0: measured, 1: the program fails or cannot be measured, 2: wrong usage, 130: interrupted.",
     )
-    made.add_argument("--steps", type=positive, help="optimizer steps to measure (default: 20, or for a second)")
-    made.add_argument("--rounds", type=positive, default=3, help="how often each is measured at most (default: 3)")
+    made.add_argument("--steps", type=positive, help="steps to measure (default: 20, or as many as take a second)")
+    made.add_argument("--rounds", type=positive, default=3, help="most measurements of each change (default: 3)")
     made.add_argument(
         "--only", action="append", default=[], type=_cure, metavar="NAME",
-        help=f"try only this, as num_workers or num_workers=4; may be repeated. There are: {', '.join(NAMES)}",
+        help=f"try only this, such as num_workers or num_workers=4; may be repeated. There are: {', '.join(NAMES)}",
     )  # fmt: skip
     made.add_argument("--timeout", type=float, default=3600.0, help="seconds for a trial (default: 3600)")
     made.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -58,19 +57,16 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain advise"
     made = parser(prog)
     given = made.parse_args(arguments)
     command = command_of(given, made)
-    folder = Path(tempfile.mkdtemp(prefix="advise-"))
     result, code, why = Result(), 0, ""
     try:
-        with signals_as_interrupts():
-            Trials(command, folder, given.steps, given.timeout, say).run(result, given.rounds, given.only)
+        with tempfile.TemporaryDirectory(prefix="advise-", ignore_cleanup_errors=True) as name, signals_as_interrupts():
+            Trials(command, Path(name), given.steps, given.timeout, say).run(result, given.rounds, given.only)
     except CannotTryError as error:
         say(why := f"{prog}: {given.program} cannot be measured: {error}")
         code = 1
     except KeyboardInterrupt:
         say(why := f"{prog}: interrupted; the program was ended")
         code = 128 + signal.SIGINT
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     measured = bool(result.samples_per_s)
     if given.json:
         print(json.dumps(_as_json(given, result) if measured else {"error": why}))

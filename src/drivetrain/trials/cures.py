@@ -1,4 +1,4 @@
-"""What may make a fit faster: which cures apply to a program, what to write for each, and how a trial applies it."""
+"""Cures, changes that may make a fit faster: which apply to a program, what to write, and how a trial applies them."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Cure:
         loader: attributes of the training loader that it changes.
         settings: arguments of the Trainer that it changes.
         factor: the factor of the batch size; the batches of a window are divided by it.
-        holds: the data set is held in memory as tensors.
-        why_not: why it is not tried; "": it is.
+        holds: whether the data set is held in memory as tensors.
+        why_not: why it is not tried; "" if it is.
         note: what it costs or changes, beyond the time.
     """
 
@@ -67,7 +67,9 @@ def cures_of(trainer: Trainer, given: Any, batches: int) -> list[Cure]:
         batches: how many batches a trial trains on.
     """
     if isinstance(given, DataLoader) and draws_samples(given):
-        found = [*_of_workers(given), _tensors(given), _pinned(trainer, given), _persistent(trainer, given, batches)]
+        counts = [count for count in _WORKERS if count != given.num_workers]
+        found = [Cure(f"num_workers={n}", f"DataLoader(..., num_workers={n})", _with_workers(given, n)) for n in counts]
+        found += [_tensors(given), _pinned(trainer, given), _persistent(trainer, given, batches)]
         found += _larger(trainer, given)
     else:
         why = f"a trial changes a DataLoader with a map-style dataset, and the training data is {_described(given)}"
@@ -80,12 +82,6 @@ def _described(given: Any) -> str:
         own = "an __iter__ of its own" if type(given).__iter__ is not DataLoader.__iter__ else "an iterable-style one"
         return f"a {type(given).__name__} with {own}"
     return f"a {type(given).__name__}"
-
-
-def _of_workers(loader: DataLoader[Any]) -> Iterator[Cure]:
-    for count in _WORKERS:
-        if count != loader.num_workers:
-            yield Cure(f"num_workers={count}", f"DataLoader(..., num_workers={count})", _with_workers(loader, count))
 
 
 def _with_workers(loader: DataLoader[Any], count: int) -> dict[str, Any]:
@@ -206,11 +202,11 @@ def _choice(optimizers: Any, wanted: str | None) -> list[list[str]]:
 
 
 def changed(loader: Any, cure: Mapping[str, Any], batches: int) -> Any:
-    """Return a copy of the training loader with the changes of a cure, which :class:`Cure` has as attributes.
+    """Return a copy of the training loader with the changes of a cure.
 
     Args:
         loader: the training loader, for which :func:`cures_of` has returned the cure.
-        cure: the cure.
+        cure: the attributes of the :class:`Cure`, by name.
         batches: how many batches of the original size a trial trains on.
     """
     changes = dict(cure["loader"])

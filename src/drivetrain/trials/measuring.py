@@ -1,4 +1,4 @@
-"""Run the trials of a program, the one without a change between those with, and judge what makes it faster."""
+"""Run the trials of a program, in each round without a change and with each, and judge what makes it faster."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from drivetrain.trials import VARIABLE
 
 WARMUP = 4  # unmeasured steps at the start: up to four workers deliver their first batches at the same time
 LEAST_GAIN = 1.05  # a smaller gain is not worth a changed program
-_LONGER = 10.0  # a trial may take this many times as long as the first one, which compiled nothing,
-_GRACE_S = 120.0  # and so many seconds more
+_LONGER = 10.0  # a trial may take this many times as long as the first one, which compiles nothing, and
+_GRACE_S = 120.0  # this many seconds more
 
 
 @dataclass
 class Judgement:
-    """What a cure does for the speed.
+    """How a cure changes the speed.
 
     Attributes:
-        ratio: the median over the rounds of its speed, divided by that of the unchanged program in the same round.
+        ratio: the median over the rounds of its speed, divided by the unchanged program's speed in the same round.
         low, high: the smallest and the largest of these ratios.
-        helps: whether all of them are larger than what the unchanged program reaches against itself.
+        helps: whether all ratios are larger than the unchanged program's own variation.
     """
 
     ratio: float
@@ -50,7 +50,7 @@ def judge(unchanged: Sequence[float], changed: Sequence[float]) -> Judgement:
 
 @dataclass
 class Tried:
-    """A cure and what was measured.
+    """A cure and its measurements.
 
     Attributes:
         name, write, note, why_not: as in :class:`drivetrain.trials.cures.Cure`.
@@ -70,7 +70,7 @@ class Tried:
 
 @dataclass
 class Result:
-    """What was measured in the rounds that are complete, or nearly so.
+    """The measurements of all rounds; the last round may be incomplete.
 
     Attributes:
         samples_per_s: the speed of the unchanged program in each round.
@@ -106,11 +106,11 @@ class Trials:
         self._limit_s, self._say, self._count = limit_s, say, 0
 
     def run(self, result: Result, rounds: int, only: Sequence[str] = ()) -> None:
-        """Fill in ``result``, which is true at any time, also when this raises KeyboardInterrupt.
+        """Fill in ``result``; after a KeyboardInterrupt, it has the measurements so far.
 
         Raises:
             CannotTryError: the unchanged program fails, it has no fit that could be measured, a name in ``only`` is
-                of no change, or no change applies.
+                unknown, or no change applies.
         """
         found, seconds = self._trial("a first look at the program", looks=True)
         result.steps = self._steps = found["steps"]
@@ -155,7 +155,7 @@ class Trials:
         """Run one trial, and return its result and how many seconds it took.
 
         Raises:
-            CannotTryError: it has no result; the message begins with a line that says why.
+            CannotTryError: the trial has no result; the first line of the message is the cause.
         """
         began = time.monotonic()
         self._count += 1
@@ -186,7 +186,7 @@ def _may_help(tried: Tried) -> bool:
 
 
 def _ending(code: int) -> str:
-    """Say how a program without a result has ended."""
+    """Describe how a program without a result has ended."""
     if code == -signal.SIGKILL:
         return "The system has killed it, as it does when memory runs out."
     if code:

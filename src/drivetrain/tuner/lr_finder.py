@@ -119,7 +119,8 @@ class LearningRateFinder(Callback):
     Attributes:
         optimal_lr: the :class:`LRSweep`, after the search.
 
-    A module with manual optimization must return its loss; the schedulers that it steps itself stand still meanwhile.
+    A module with manual optimization must return its loss; schedulers that it steps itself do nothing during the
+    search.
 
     Raises:
         ConfigurationError: an argument is invalid; or, when a fit begins, the attribute does not exist, or there is not

@@ -197,7 +197,8 @@ def _plain_attributes(module: Any, own: list[Any]) -> dict[str, Any]:
 def _optimizers_kept(strategy: Any) -> Iterator[None]:
     """Context that restores the optimizers' states and options at its end.
 
-    The trial has no schedulers; a module with manual optimization steps its own, and gets copies that do nothing.
+    The trial has no schedulers. A module with manual optimization steps its schedulers itself, and gets copies that do
+    nothing.
     """
     optimizers, schedulers = list(strategy.optimizers), list(strategy.lr_scheduler_configs)
     states = [{key: _copied(value) for key, value in each.state.items()} for each in optimizers]
@@ -238,7 +239,7 @@ def _copied(state: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _values_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Context that restores this rank's values of ``tensors`` at its end; they are kept on the host meanwhile."""
+    """Context that restores this rank's values of ``tensors`` at its end; until then, the host keeps the values."""
     values = [local_shard(each.data).to("cpu", copy=True) for each in tensors]
     try:
         yield

@@ -37,7 +37,7 @@ def set_tuned(trainer: Any, module: Any, name: str, value: Any) -> None:
 
 
 def holders(trainer: Any, module: Any, name: str) -> Iterator[Any]:
-    """Yield the module, its hyperparameters, the datamodule and its hyperparameters, those that have ``name``."""
+    """Yield those of the module, its hyperparameters, the datamodule and its hyperparameters that have ``name``."""
     for owner in (module, getattr(trainer, "datamodule", None)):
         for holder in (owner, getattr(owner, "hparams", None)):
             if name in holder if isinstance(holder, MutableMapping) else hasattr(holder, name):

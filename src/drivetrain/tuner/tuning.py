@@ -1,4 +1,4 @@
-"""Tuner: calls the finders directly."""
+"""The Tuner: runs a finder by itself, without training afterwards."""
 
 from __future__ import annotations
 
@@ -65,8 +65,7 @@ class Tuner:
         if method != "fit":
             raise ConfigurationError(f"Tuner.lr_find(method={method!r}): only a fit has a learning rate. Leave it out.")
         finder = _TunersRate(min_lr, max_lr, num_training, mode, early_stop_threshold, update_attr, attr_name)
-        passed = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders}
-        self._run(finder, model, method, passed, dataloaders, datamodule)
+        self._run(finder, model, method, (train_dataloaders, val_dataloaders), dataloaders, datamodule)
         if (sweep := finder.optimal_lr) is not None and finder.found is not None:
             self._set(model, datamodule, *finder.found)
         return sweep
@@ -97,23 +96,18 @@ class Tuner:
         """
         check_choice("Tuner.scale_batch_size", "method", method, ("fit", "validate", "test", "predict"))
         finder = _TunersSize(mode, steps_per_trial, init_val, max_trials, batch_arg_name, margin, max_val)
-        passed = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders}
-        self._run(finder, model, method, passed, dataloaders, datamodule)
+        self._run(finder, model, method, (train_dataloaders, val_dataloaders), dataloaders, datamodule)
         if (size := finder.optimal_batch_size) is not None:
             self._set(model, datamodule, batch_arg_name, size)
             finder.show_loaders(self._trainer)
         return size
 
     def _run(
-        self,
-        finder: Callback,
-        model: LightningModule,
-        method: Method,
-        passed: dict[str, Any],
-        dataloaders: Any,
+        self, finder: Callback, model: LightningModule, method: Method, of_fit: tuple[Any, Any], dataloaders: Any,
         datamodule: LightningDataModule | None,
-    ) -> None:
-        given, others, right = {"dataloaders": dataloaders}, passed, "dataloaders"
+    ) -> None:  # fmt: skip
+        others = dict(zip(("train_dataloaders", "val_dataloaders"), of_fit, strict=True))
+        given, right = {"dataloaders": dataloaders}, "dataloaders"
         if method == "fit":
             given, others, right = others, given, "train_dataloaders"
         if wrong := next((name for name, value in others.items() if value), ""):
@@ -137,7 +131,7 @@ class Tuner:
 
 @contextmanager
 def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
-    """Context in which ``finder`` is the Trainer's only callback; afterwards its counters and results are restored."""
+    """Context in which ``finder`` is the Trainer's only callback; then the Trainer's counters are restored."""
     own, strategy = trainer.__dict__, trainer.strategy
     before = {name: own[name] for name in OF_RUN if name in own}
     kept = list(strategy.optimizers), list(strategy.lr_scheduler_configs), strategy.lightning_module
@@ -158,7 +152,7 @@ def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
 
 
 class _NoEpochs(Callback):
-    """Ends the Tuner's fit after the search. Until then, the module must find the real ``max_epochs``."""
+    """Ends the Tuner's fit after the search. Until then, the module's hooks must see the real ``max_epochs``."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run: Any = trainer.current_run
@@ -166,7 +160,7 @@ class _NoEpochs(Callback):
 
 
 class _TunersRate(LearningRateFinder):
-    """Finds the learning rate of a Tuner; its state returns the losses from other processes."""
+    """Finds the learning rate of a Tuner; its state brings the losses back from other processes."""
 
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().lr_find(trainer, pl_module)
@@ -174,7 +168,7 @@ class _TunersRate(LearningRateFinder):
         run.hooks.observers.clear()  # no warning that nothing is trained, which is intended here
 
     def _apply(self, trainer: Trainer, rate: float) -> None:
-        """Do nothing: there is no training with the rate."""
+        """Do nothing: the Tuner does not train with the found rate."""
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.optimal_lr is None else {"results": self.optimal_lr.results, "found": self.found}
