@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from drivetrain.module.module import LightningModule as LightningModule
     from drivetrain.trainer.trainer import Trainer as Trainer
-else:  # callbacks need the names for annotations alone, and at run time nothing here may import a higher layer
+else:  # callbacks need these names only in annotations; at run time, this module must not import a higher layer
     LightningModule = Trainer = Any
 
 
@@ -27,25 +27,25 @@ class Callback:
     """Its position among the callbacks: tuners run first, checkpoints last."""
 
     monitors: bool = False
-    """It reads metrics when an epoch ends, so its ``on_train_epoch_end`` runs after the module's."""
+    """Whether it reads metrics at the end of an epoch; its ``on_train_epoch_end`` then runs after the module's."""
 
     idle_hooks: frozenset[str] = frozenset()
     """Hooks that the class overrides but this instance, as configured, need not be called for. Read when a run
     starts: an idle hook costs nothing in a step."""
 
     ends_training: bool = False
-    """It ends training by a limit of its own, so ``max_epochs`` is unlimited unless it is given."""
+    """Whether it ends training by its own limit; the default of ``max_epochs`` is then no limit."""
 
     needs_batch_indices: bool = False
-    """Whether it needs the sample indices of prediction batches; they are recorded only for such a callback."""
+    """Whether it needs the sample indices of prediction batches. Without such a callback, they are not recorded."""
 
     needs_every_rank: bool = False
-    """Its hooks exchange values with the other ranks, or change how they train, so every rank needs it with the same
-    options. The ranks compare the ``state_key`` of these callbacks when a run begins."""
+    """Whether every rank needs this callback with the same options, because its hooks exchange values between ranks or
+    change the training. The ranks compare the ``state_key`` of these callbacks when a run begins."""
 
     changes_in_validation: bool = True
-    """Whether its state may change during a validation. A run that resumes from a checkpoint of that time runs the
-    validation again, and warns of such callbacks."""
+    """Whether its state may change during a validation. A run that resumes from a checkpoint that was saved during a
+    validation repeats the validation, and warns about such callbacks."""
 
     keeps_weights: bool = False
     """Whether it is a :class:`KeepsWeights`."""
@@ -252,8 +252,8 @@ class Checkpoint(Callback):
     """Whether it saves when a run ends by an exception. The loop then keeps a copy of each window's start."""
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
-        """Return files that ``ckpt_path="last"`` may use, whichever program saved them, because the user has chosen
-        their folder.
+        """Return the files in a folder that the user chose. ``ckpt_path="last"`` may use them, whichever program saved
+        them.
 
         The newest complete file of all callbacks is used.
         """

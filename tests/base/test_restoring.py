@@ -146,7 +146,7 @@ DAMAGE: list[tuple[str, Any]] = [
     ("has the shape", lambda state: state["state"][0].update(exp_avg=torch.ones(5))),
     ("is expected", lambda state: state["state"][0].update(step=torch.ones(2))),
     ("a count is expected", lambda state: state["state"][0].update(step=-1.0)),
-    ("is of no parameter", lambda state: state["state"].update({9: {}})),
+    ("belongs to no parameter", lambda state: state["state"].update({9: {}})),
     ("twice", lambda state: state["param_groups"][0].update(params=[0, 0])),
     ("lists 1 parameters", lambda state: state["param_groups"][0].update(params=[0])),
     ("is missing", lambda state: state["param_groups"][0].pop("lr")),

@@ -178,7 +178,7 @@ def test_a_file_that_is_not_its_own_is_never_removed(tmp_path: Path, place: str)
     precious = place.format(out=out, runs=runs)
     foreign(saved, best_k_models={precious: torch.tensor(9.0)}, kth_best_model_path=precious, last_model_path=precious)
     callback = ModelCheckpoint(runs, monitor="score")
-    with pytest.warns(UserWarning, match="which is not a .ckpt file in its folder.*That is ignored") as warned:
+    with pytest.warns(UserWarning, match="which is not a .ckpt file in its folder.*This entry is ignored") as warned:
         fit(tmp_path, callback, ckpt_path=saved, max_epochs=4)
     assert len(warned) == 1
     assert Path(precious).read_text() == "precious"

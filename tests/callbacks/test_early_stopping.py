@@ -155,7 +155,7 @@ def test_a_run_that_was_stopped_is_not_trained_further_when_it_is_resumed(tmp_pa
             "EarlyStopping('score') had stopped this run in epoch 2: score has not improved on 1 for 2 checks"
             in caplog.text
         )
-        assert "It stops it again. To continue training, change its patience" in caplog.text
+        assert "The run stops again. To continue training, change its patience" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_what_stopped_it_was_changed_so_it_continues(
         found, _ = restarted(tmp_path, callback=EarlyStopping("score", **callback), **arguments)
     assert found == epochs
     assert "EarlyStopping('score') had stopped this run: score has not improved on 1 for 2 checks" in caplog.text
-    assert f"Now {change}, so it does not stop it again." in caplog.text
+    assert f"Now {change}, so the run continues." in caplog.text
 
 
 def test_fewer_epochs_are_no_reason_to_continue(tmp_path: Path) -> None:
@@ -470,7 +470,7 @@ def test_not_strict_warns_and_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("monitor", ["val_acc", "val/f1", "Test_AUROC", "iou"])
 def test_a_metric_whose_higher_value_is_better_needs_a_mode(kind: Any, monitor: str) -> None:
     with pytest.warns(
-        UserWarning, match=rf"{kind.__name__}\(monitor='{monitor}'\) takes the lowest .* Write mode=\"max\""
+        UserWarning, match=rf"{kind.__name__}\(monitor='{monitor}'\) treats the lowest .* Write mode=\"max\""
     ):
         assert kind(monitor=monitor).mode == "min"
     with warnings.catch_warnings():

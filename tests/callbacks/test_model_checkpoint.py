@@ -137,7 +137,7 @@ def test_a_name_with_a_metric_that_was_never_logged_is_an_error_with_the_nearest
 
 def test_a_metric_that_the_first_validation_may_still_log_is_warned_of_once(tmp_path: Path) -> None:
     callback = ModelCheckpoint(filename="{step}-{score:.1f}", every_n_train_steps=1, save_top_k=-1)
-    with pytest.warns(UserWarning, match="names 'score', which was not logged. .* hold 0 in its place") as caught:
+    with pytest.warns(UserWarning, match="names 'score', which was not logged. .* contain 0 in its place") as caught:
         fit(tmp_path, callback, [3.0], max_epochs=1)
     assert len(caught) == 1
     assert "step=1-score=0.0.ckpt" in names(callback)

@@ -311,7 +311,7 @@ def test_the_pass_has_the_runs_precision(
 @pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 def test_lazy_parameters_are_left_to_the_first_batch() -> None:
     model = Wrapped(nn.LazyLinear(3), torch.ones(1, 2))
-    with pytest.warns(UserWarning, match="lazy parameters are for the first batch"):
+    with pytest.warns(UserWarning, match="the first batch must initialize its lazy parameters"):
         summary = summarize(model)
     assert summary.has_lazy
     assert isinstance(model.inner.weight, nn.UninitializedParameter)

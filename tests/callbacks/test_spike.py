@@ -52,7 +52,7 @@ def test_which_losses_are_spikes(
         trainer.fit(Losses(losses), loader)
         assert not (tmp_path / "skip_batches.json").exists()
         return
-    with pytest.raises(TrainingSpikeException, match=f"loss of batch {batch} in epoch 0 leapt") as caught:
+    with pytest.raises(TrainingSpikeException, match=f"loss of batch {batch} in epoch 0 jumped") as caught:
         trainer.fit(Losses(losses), loader)
     assert caught.value.batch_idx == batch
     expected = [batch] if batch == 0 else [batch - 1, batch]

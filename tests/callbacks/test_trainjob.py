@@ -223,7 +223,7 @@ def test_an_expired_token_is_one_line_and_its_successor_is_read(
     fit(rotate)
     assert {token for _, token, _ in server.posts} == {"Bearer first", "Bearer second"}
     assert len(lines(caplog)) == 1
-    assert "did not take a report of the progress: the server answered 401 Unauthorized. Train" in lines(caplog)[0]
+    assert "Kubeflow Trainer has failed: the server answered 401 Unauthorized. Train" in lines(caplog)[0]
 
 
 def test_errors_of_the_server_are_one_line(

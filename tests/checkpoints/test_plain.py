@@ -348,7 +348,7 @@ def test_what_cannot_be_stored_is_refused_by_its_place(value: Any, message: str)
 def test_or_is_described(value: Any) -> None:
     with pytest.warns(UserWarning, match=r"keeps only a description of \['deep'\]\[0\]|of deep\[0\] \("):
         encoded = encode({"deep": [value], "lr": 0.1}, "", describe=True)
-    with pytest.warns(UserWarning, match=r"only a description comes back: deep\[0\] \("):
+    with pytest.warns(UserWarning, match=r"restored as descriptions only: deep\[0\] \("):
         again = decode(read(encoded), "")
     assert again["lr"] == 0.1
     (described,) = again["deep"]
@@ -445,7 +445,7 @@ def test_what_is_nested_without_end_is_an_error() -> None:
 def test_functions_can_be_forbidden() -> None:
     with pytest.raises(CheckpointError, match=r"lr_schedulers\['f'\] is of type function"):
         encode({"f": function}, "lr_schedulers", references=False)
-    with pytest.warns(UserWarning, match="only a description comes back"):
+    with pytest.warns(UserWarning, match="restored as descriptions only"):
         again = decode(encode({"get_lr": function}, ""), "", references=False)
     assert again == {"get_lr": Described("reference", f"{__name__}:function")}
 
@@ -465,7 +465,7 @@ def test_t27_nothing_is_imported_because_a_file_names_it(kind: str, tmp_path: Pa
     try:
         for name in ("harmful_on_import:Thing", "antigravity:geohash", "turtledemo:x", "torch.utils.cpp_extension.x:y"):
             payload = name if kind == "reference" else (name, [1])
-            with pytest.warns(UserWarning, match=f"only a description comes back.*{name}"):
+            with pytest.warns(UserWarning, match=f"restored as descriptions only.*{name}"):
                 (again,) = decode([marked(kind, payload)], "")
             assert type(again) is Described
     finally:
@@ -492,7 +492,7 @@ def test_t27_what_could_do_harm_is_no_more_than_a_description(kind: str, name: s
     (again,) = decode(read([marked(kind, payload)]), "", noted=noted)
     assert type(again) is Described
     assert len(noted) == 1
-    with pytest.warns(UserWarning, match="only a description"):
+    with pytest.warns(UserWarning, match="descriptions only"):
         factory = decode([marked("mapping", ["defaultdict", [], marked("reference", name)])], "")
     assert factory == [{}]
     assert type(factory[0]) is dict

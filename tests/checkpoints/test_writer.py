@@ -62,6 +62,17 @@ def test_torch_reads_what_it_writes_also_mapped(memory: Arena, process: Writer, 
     assert os.listdir(tmp_path) == ["a.pt"]
 
 
+def test_a_storage_outside_of_the_shared_memory_needs_no_numpy(
+    process: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(tensor: torch.Tensor) -> None:
+        raise RuntimeError("Numpy is not available")
+
+    monkeypatch.setattr(torch.Tensor, "numpy", missing)
+    process.write(tmp_path / "a.pt", records_of(torch.arange(10)), zipped=True)
+    assert torch.load(tmp_path / "a.pt", weights_only=True).tolist() == list(range(10))
+
+
 def test_plain_records_are_where_it_says(memory: Arena, process: Writer, tmp_path: Path) -> None:
     first, second = memory.hold([torch.randn(3), torch.randn(5)])
     memory.fill()

@@ -403,7 +403,7 @@ def test_with_a_saver_on_exceptions_all_see_the_end_of_a_batch_in_which_one_fail
         if trainer.global_step == 3:
             raise OSError("second")
 
-    with pytest.warns(UserWarning, match="After Broken.*, another hook of the same moment failed: OSError"):
+    with pytest.warns(UserWarning, match="After Broken.*, another override of the same hook failed: OSError"):
         ended = fit(breaks("on_train_batch_end", after(3)), at("on_train_batch_end", fail))
     assert ended.counter.counts["end"] == 3
 

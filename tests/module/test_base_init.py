@@ -113,10 +113,10 @@ class Writes(CSVLogger):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"callbacks": [Stops()]}, "Stops.__init__ has not called that of its base class, EarlyStopping."),
-        ({"callbacks": StopsBelow()}, "Stops.__init__ has not called that of its base class, EarlyStopping."),
-        ({"callbacks": [Skips()]}, "Skips.__init__ has not called that of its base class, EarlyStopping."),
-        ({"logger": Writes()}, "Writes.__init__ has not called that of its base class, CSVLogger."),
+        ({"callbacks": [Stops()]}, "Stops.__init__ has not called the __init__ of its base class, EarlyStopping."),
+        ({"callbacks": StopsBelow()}, "Stops.__init__ has not called the __init__ of its base class, EarlyStopping."),
+        ({"callbacks": [Skips()]}, "Skips.__init__ has not called the __init__ of its base class, EarlyStopping."),
+        ({"logger": Writes()}, "Writes.__init__ has not called the __init__ of its base class, CSVLogger."),
     ],
 )
 def test_a_callback_or_logger_without_its_base_class_is_refused(arguments: Any, words: str) -> None:

@@ -164,7 +164,7 @@ def test_a_missing_trainable_weight_is_an_error(saved: Any) -> None:
             super().__init__()
             self.head = nn.Linear(4, 4)
 
-    with pytest.raises(CheckpointError, match=r"it holds no head\.bias, head\.weight"):
+    with pytest.raises(CheckpointError, match=r"it lacks head\.bias, head\.weight"):
         More.load_from_checkpoint(saved[0])
 
 

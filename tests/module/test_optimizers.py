@@ -177,6 +177,6 @@ def test_a_monitor_that_nothing_looks_at_is_said(caplog: Any) -> None:
 
 
 def test_a_plateau_scheduler_that_takes_the_lowest_accuracy_for_the_best_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"lowest value of 'val_acc'.* mode=\"max\""):
+    with pytest.warns(UserWarning, match=r"the lowest 'val_acc' as the best.* mode=\"max\""):
         normalise({"optimizer": OPTIMIZER, "lr_scheduler": PLATEAU, "monitor": "val_acc"})
     normalise({"optimizer": OPTIMIZER, "lr_scheduler": ReduceLROnPlateau(OPTIMIZER, "max"), "monitor": "val_acc"})

@@ -966,7 +966,7 @@ def test_a_store_that_returns_no_dictionary() -> None:
 
 def test_t27_a_state_whose_class_is_not_there_is_warned_of() -> None:
     lost = {"__drivetrain__": "enum", "value": ("no_such_module:Mode", "FAST")}
-    with pytest.warns(UserWarning, match=r"only a description comes back: callbacks\['A'\]\['mode'\] \(enum no_such"):
+    with pytest.warns(UserWarning, match=r"restored as descriptions only: callbacks\['A'\]\['mode'\] \(enum no_such"):
         decode_checkpoint({"state_dict": {}, "callbacks": {"A": {"mode": lost}}, "hyper_parameters": {"mode": lost}})
     decode_checkpoint({"state_dict": {}, "hyper_parameters": {"mode": lost}})  # which a run does not use
 

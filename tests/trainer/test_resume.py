@@ -580,7 +580,7 @@ def test_a_replayed_loader_is_named(run: Any, tmp_path: Path, caplog: pytest.Log
 def test_resuming_with_other_data_is_an_error(run: Any, tmp_path: Path) -> None:
     run(Net(), shuffled(), callbacks=SaveAtEveryBatch(tmp_path))
     run(Net(), LOADERS["combined"](), callbacks=SaveAtEveryBatch(tmp_path / "combined"))
-    with pytest.raises(CheckpointError, match="another kind of training loader, and a Stateful cannot go on"):
+    with pytest.raises(CheckpointError, match="another kind of training loader, and a Stateful cannot continue"):
         run(Net(), Stateful(), ckpt_path=tmp_path / "batch 1 2")
     with pytest.raises(CheckpointError, match="Resume with the loaders? it was saved with"):
         run(Net(), LOADERS["combined"](), ckpt_path=tmp_path / "batch 1 2")

@@ -19,8 +19,7 @@ from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.run import Run
 
 _COMPARED = 65_536  # number of values of a batch that are compared
-_LONG_WAIT = 0.25  # as a part of an epoch; and in seconds:
-_LONG_WAIT_S = 0.1
+_LONG_WAIT, _LONG_WAIT_S = 0.25, 0.1  # from when a first batch is late: the part of an epoch, and the seconds
 
 
 class DataWatch:
@@ -139,7 +138,7 @@ class DataWatch:
         loaders = [] if predictions.records else [each.loader for each in run.loaders.evaluation("predict")]
         if any(isinstance(getattr(loader, "sampler", None), RandomSampler) for loader in loaders):
             rank_zero_warn(
-                "A loader for predictions shuffles, so they come in a random order, and not in that of the dataset. "
+                "A loader for predictions shuffles, so the predictions come in a random order, not in the dataset's. "
                 "Write shuffle=False."
             )
 

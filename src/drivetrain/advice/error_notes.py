@@ -32,7 +32,7 @@ def note_place(error: BaseException, progress: Progress, rank: int, run: Run | N
 
     Args:
         error: any exception.
-        progress: the run's progress, and rank: this process's rank.
+        progress, rank: the run's progress, and this process's rank.
         run: the run, whose module and loaders may be the cause; ``None`` before they are set up.
     """
     if not isinstance(error, Exception) or isinstance(error, DrivetrainError):
@@ -298,18 +298,15 @@ def _held(error: Exception, run: Run, device: torch.device) -> dict[str, int]:
     parameters: list[Tensor] = [*module.parameters(), *module.buffers()]
     gradients = [each.grad for each in parameters if each.is_leaf and each.grad is not None]
     of_parameters = [each for optimizer in optimizers for each in optimizer.state.values()]
-    states = [each for _, each in leaves(of_parameters) if _is_tensor(each)]
-    batch = [each for _, each in leaves(_batch_of(error)) if _is_tensor(each)]
+    states, batch = (
+        [each for _, each in leaves(tree) if isinstance(each, Tensor)] for tree in (of_parameters, _batch_of(error))
+    )
     return {
         "parameters and buffers": bytes_of(parameters, device),
         "gradients": bytes_of(gradients, device),
         "optimizer state": bytes_of(states, device),
         "the batch": bytes_of(batch, device),
     }
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _batch_of(error: Exception) -> Any:

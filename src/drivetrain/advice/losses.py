@@ -140,7 +140,7 @@ def returns_nothing(function: Callable[..., Any]) -> bool:
 
 
 def _own_nodes(function: ast.AST) -> list[ast.AST]:
-    """Yield the nodes of a function's body, without those of inner functions and classes."""
+    """Return the nodes of a function's body, without those of inner functions and classes."""
     nodes: list[ast.AST] = []
     for node in ast.iter_child_nodes(function):
         nodes.append(node)
@@ -164,8 +164,8 @@ class LogWatch:
         if not self._nan_told:
             self._nan_told = True
             rank_zero_warn(
-                f"{', '.join(names)}: logged as nan at step {step}. This is said once. If it is the loss, the weights "
-                "are, or will be, nan too: Trainer(detect_anomaly=True) names the operation that gave "
+                f"{', '.join(names)}: logged as nan at step {step}; later nans are not reported. If it is the loss, "
+                "the weights are, or will be, nan too: Trainer(detect_anomaly=True) names the operation that gave "
                 "the first nan. [DT1018]"
             )
 

@@ -42,13 +42,13 @@ def warn_of_used_callbacks(trainer: Any, module: TrainableModule, base: type) ->
         _FITTED[callback] = ref(trainer), ref(module)
         if of_trainer is not None and of_trainer() is not trainer and of_module() is not module:
             rank_zero_warn(
-                f"This {type(callback).__name__} has been used by another Trainer for another model, and goes on with "
-                "its state: with the best score of that fit, or its counts. Make a new one for each Trainer."
+                f"This {type(callback).__name__} has been used by another Trainer for another model, and continues "
+                "with its state, such as the best score or the counts of that fit. Make a new one for each Trainer."
             )
 
 
 def tell_of_used_trainer(trainer: Any, module: TrainableModule) -> None:
-    """Log that a fit continues the counters of an earlier one, which had another model: a cell that ran again."""
+    """Log that a fit continues the counters of another model's fit, as when a cell of a notebook runs again."""
     progress, earlier = trainer.progress, trainer.lightning_module
     if progress.global_step and earlier is not None and earlier is not module:
         rank_zero_info(

@@ -1,10 +1,10 @@
 """Measure where the wall time of a fit goes, from a thread that reads the phase, which the loops write anyway.
 
 [Note: what a look sees]
-The thread looks at intervals. The time since the last look counts as the part of the phase that it finds, so the parts
-add up to the wall time. In some phases it also looks for the innermost line of users' code in the stack of the thread
-that trains. The thread resolves nothing while the fit runs, because importing or reading a source file in a thread
-could block a fork.
+The thread looks at the phase at intervals. It adds the time since its last look to the part of the fit to which the
+phase belongs, so the parts add up to the wall time. In some phases it also looks for the innermost line of users' code
+in the stack of the thread that trains. It reads no source files while the fit runs, because importing or reading a file
+in a thread could block a fork.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from drivetrain.loops.run import Run
 
 _PART_OF = ["start"] * (max(Phase) + 1)
-"""By phase, the part of a fit's time."""
+"""The part of a fit's time to which each phase belongs."""
 for _phase, _part in {
     Phase.EPOCH_START: "hooks", Phase.FETCH: "fetch", Phase.BATCH_START: "hooks", Phase.FORWARD: "forward",
     Phase.BACKWARD: "backward", Phase.OPTIMIZER_STEP: "optimizer", Phase.BATCH_END: "hooks", Phase.LOG_FLUSH: "log",
@@ -55,14 +55,14 @@ _OWN_PLACES = {
     ("own_step.py", "backward"): "backward", ("own_step.py", "optimizer_step"): "optimizer",
     ("run.py", "publish"): "log",
 }  # fmt: skip
-"""Functions of this package whose time is not what the phase says: file and name -> part."""
+"""Functions of drivetrain whose time belongs to another part than their phase: file and name -> part."""
 
 _USERS, _FETCHER, _LOOP = "a user's", "torch's data loading", "the loop, where the stack of a batch ends"
 
 _EVERY_S, _LOOKS_PER_AGE = (0.1, 0.5), 20  # a look after each 1/20 of the fit's age, within these limits
 _MOST_POINTS = 64  # of a curve of memory
 
-_FETCH_S, _FORWARD_S = board.ENGINE + 1, board.ENGINE + 2  # microseconds that a rank shows on the board
+_FETCH_S, _FORWARD_S = board.ENGINE + 1, board.ENGINE + 2  # where a rank writes them on the board, in microseconds
 
 
 class _Place(NamedTuple):
@@ -161,7 +161,7 @@ class Sampler(threading.Thread):
         """Read the memory in use and the device's utilization, at most ``_MOST_POINTS`` times."""
         stats: Mapping[str, float] = {}
         if self._device is not None:
-            with suppress(Exception):  # of another thread; what a device does not tell is not judged
+            with suppress(Exception):  # without its statistics, a device is not judged
                 stats = self._run.engine.accelerator.get_device_stats(self._device)
         if "utilization_percent" in stats:
             self._busy.append(stats["utilization_percent"] / 100)
@@ -250,7 +250,7 @@ def _line(what: str, place: _Place, seconds: float) -> Line:
 
 
 def _core_wait_s(file: str) -> float:
-    """Return for how long a thread was ready to run and got no core; 0 where the system does not tell."""
+    """Return for how long a thread was ready to run and got no core; 0 if the system does not count that."""
     try:
         return int(Path(file).read_text(encoding="ascii").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -258,7 +258,7 @@ def _core_wait_s(file: str) -> float:
 
 
 def _host_memory() -> float | None:
-    """Return the bytes of memory that this process has for itself; ``None`` where the system does not tell."""
+    """Return the bytes of memory that this process has for itself; ``None`` if the system does not count that."""
     try:
         _, resident, shared, *_ = Path("/proc/self/statm").read_text(encoding="ascii").split()
         return float((int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE"))
@@ -282,8 +282,8 @@ class ThreadStack:
     faulthandler writes them in one call, which no other Python code can interrupt. Reading the frame objects of a
     thread that runs can crash Python 3.11: the thread may return from a frame meanwhile.
 
-    faulthandler makes a call of the system for each word that it writes. Into a pipe they cost half as much as into a
-    file. Where the threads have more frames than a pipe holds, and on Windows, it is a file without a name.
+    faulthandler makes a system call for each word, and such a call costs half as much for a pipe as for a file. If the
+    frames of all threads do not fit into a pipe, and on Windows, it writes to an unnamed file.
 
     Args:
         thread: the thread's :func:`threading.get_ident`.
@@ -307,7 +307,7 @@ class ThreadStack:
                     yield _unescaped(found[1]), int(found[2]), _unescaped(found[3])
 
     def _text(self) -> bytes:
-        """Return what faulthandler writes of all threads."""
+        """Return faulthandler's text about all threads."""
         if self._file < 0 and self._writes >= 0:
             faulthandler.dump_traceback(self._writes)
             text = os.read(self._reads, _PIPE_HOLDS)

@@ -14,21 +14,21 @@ SHORTEST_S, FEWEST = 3.0, 20
 """The training time, and the number of looks, before there is a verdict."""
 
 _FETCH, _SYNC, _LOG, _CHECKPOINT, _VALIDATION, _RANK, _CORES = 0.3, 0.2, 0.2, 0.2, 0.4, 0.15, 0.3
-"""The share of the training time from which each is a cause. _RANK: of what one rank takes longer than the others."""
+"""The share of the training time from which each is a cause. For _RANK, it is the time that one rank takes longer."""
 
-_PER_BATCH_S = 0.001  # what costs a batch less is not worth a change
+_PER_BATCH_S = 0.001  # a part that takes less time per batch is not worth a change
 _BUSY, _IDLE, _STEPS = 0.9, 0.5, 0.7
-"""A device that computes for this share of the time waits for nothing; for less than the second it starves, if the
-steps take the share _STEPS."""
+"""A device that computes for the share _BUSY of the time waits for nothing. One that computes for less than _IDLE waits
+for the host, if the steps take the share _STEPS of the training time."""
 
 _GROWTH, _GROWTH_BYTES, _STEADY = 0.1, 64 * 2**20, 0.3
-"""Memory grows if it has grown by this share and these bytes, at least the share _STEADY of it in each half."""
+"""Memory counts as growing after growth by the share _GROWTH and by _GROWTH_BYTES, with _STEADY of it in each half."""
 
 _WAITS = re.compile(
     r"\.(item|tolist|numpy|cpu|nonzero|unique|equal|allclose|synchronize)\(|(?<![.\w])(float|int|bool|print)\("
     r"|\.to\(\s*[\"']cpu|^(if|elif|while|assert)\b([^(]*$|.*\b(any|all|isnan|isinf|isfinite)\()"
 )
-"""What makes the host wait for a value of the device, in a line of code."""
+"""Code that makes the host wait for a value of the device."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Line:
 
     Attributes:
         part: the part of the fit, or "collate" for what "fetch" spends in ``collate_fn``.
-        place: file, line and function. source: the line.
+        place: file, line and function.
+        source: the line.
     """
 
     part: str
@@ -61,9 +62,11 @@ class Measured:
 
     Attributes:
         seconds, wall_s: as in :class:`drivetrain.advice.time_spent.TimeSpent`.
-        batches: the number of training batches. looks: how often the fit was looked at while it trained.
-        collate_s: the part of "fetch" that was in ``collate_fn``. workers_s: that in which workers were started.
-        num_workers, log_every: of the training loader, and of the Trainer.
+        batches: the number of training batches.
+        looks: the number of measurements during training.
+        collate_s: the part of "fetch" that was in ``collate_fn``.
+        workers_s: the part of "fetch" in which workers were started.
+        num_workers, log_every: the training loader's ``num_workers``, and the Trainer's ``log_every_n_steps``.
         core_s: how long the thread that trains was ready to run and got no core.
         threads: how many threads torch computes with.
         on_host: the host itself computes, so a step waits for no device.
@@ -120,9 +123,17 @@ def _causes(measured: Measured) -> Iterator[tuple[float, Verdict]]:
         yield from _cores(measured)
         yield from _sync(measured)
         yield from _launch(measured)
-        yield from _log(measured)
-    yield from _checkpoint(measured)
-    yield from _validation(measured)
+        if measured.seconds["log"] >= _PER_BATCH_S * measured.batches:
+            text = f"Logging takes {{}}, with log_every_n_steps={measured.log_every}."
+            advice = f"Write Trainer(log_every_n_steps={max(50, 10 * measured.log_every)})."
+            yield from _part(measured, "log", _LOG, text, advice)
+    advice = (
+        'Write ModelCheckpoint(every="auto"), which measures what a save costs, or save less often (every_n_epochs, '
+        "every_n_train_steps), or in the background: Trainer(plugins=AsyncCheckpointIO())."
+    )
+    yield from _part(measured, "checkpoint", _CHECKPOINT, "The fit waits for checkpoints in {}.", advice)
+    advice = "Write Trainer(check_val_every_n_epoch=5), a larger val_check_interval, or limit_val_batches."
+    yield from _part(measured, "validation", _VALIDATION, "Validation takes {}.", advice)
     yield from _memory(measured)
 
 
@@ -216,35 +227,10 @@ def _launch(measured: Measured) -> Iterator[tuple[float, Verdict]]:
     yield min(1 - measured.busy, seconds / measured.training_s), Verdict("launch", text, advice)
 
 
-def _log(measured: Measured) -> Iterator[tuple[float, Verdict]]:
-    seconds, every = measured.seconds["log"], measured.log_every
-    if seconds < max(_LOG * measured.training_s, _PER_BATCH_S * measured.batches):
-        return
-    text = f"Logging takes {measured.of(seconds)}, with log_every_n_steps={every}."
-    yield (
-        seconds / measured.training_s,
-        Verdict("log", text, f"Write Trainer(log_every_n_steps={max(50, 10 * every)})."),
-    )
-
-
-def _checkpoint(measured: Measured) -> Iterator[tuple[float, Verdict]]:
-    if (seconds := measured.seconds["checkpoint"]) < _CHECKPOINT * measured.training_s:
-        return
-    advice = (
-        'Write ModelCheckpoint(every="auto"), which measures what a save costs, or save less often (every_n_epochs, '
-        "every_n_train_steps), or in the background: Trainer(plugins=AsyncCheckpointIO())."
-    )
-    yield (
-        seconds / measured.training_s,
-        Verdict("checkpoint", f"The fit waits for checkpoints in {measured.of(seconds)}.", advice),
-    )
-
-
-def _validation(measured: Measured) -> Iterator[tuple[float, Verdict]]:
-    if (seconds := measured.seconds["validation"]) < _VALIDATION * measured.training_s:
-        return
-    advice = "Write Trainer(check_val_every_n_epoch=5), a larger val_check_interval, or limit_val_batches."
-    yield seconds / measured.training_s, Verdict("validation", f"Validation takes {measured.of(seconds)}.", advice)
+def _part(measured: Measured, part: str, least: float, text: str, advice: str) -> Iterator[tuple[float, Verdict]]:
+    """Yield a part of the fit as a cause, if it takes at least the share ``least`` of the training time."""
+    if (seconds := measured.seconds[part]) >= least * measured.training_s:
+        yield seconds / measured.training_s, Verdict(part, text.format(measured.of(seconds)), advice)
 
 
 def _memory(measured: Measured) -> Iterator[tuple[float, Verdict]]:

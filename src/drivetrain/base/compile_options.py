@@ -67,7 +67,8 @@ def _blocks_of(value: Any, owner: str, inside: bool = False) -> str | frozenset[
         raise ConfigurationError(f"{where} is {described(value)}, which names no layers. {_FORMS}")
     for each in named:
         if isinstance(each, str):
-            if (argument := _argument_named(each)) is not None:
+            argument = "mode" if each in _modes() else "backend" if each in _backends() else None
+            if argument is not None:
                 raise ConfigurationError(
                     f"{where}: {each!r} is a {argument} of torch.compile, not a class of layers. "
                     f'Write compile={{"{argument}": "{each}"}}.'
@@ -77,13 +78,6 @@ def _blocks_of(value: Any, owner: str, inside: bool = False) -> str | frozenset[
         elif not (isinstance(each, type) and issubclass(each, nn.Module)):
             raise ConfigurationError(f"{where} holds {described(each)}, which is no class of layers. {_FORMS}")
     return frozenset(named)
-
-
-def _argument_named(value: str) -> str | None:
-    """Return which argument of torch.compile this text is a value of, its mode or its backend; ``None`` for neither."""
-    if value in _modes():
-        return "mode"
-    return "backend" if value in _backends() else None
 
 
 def _check_arguments(arguments: Mapping[str, Any], owner: str) -> None:

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from drivetrain.base.fingerprint import fingerprints
+from drivetrain.base.memory import content_of
+from drivetrain.base.tree import leaves as named_leaves
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """Yield the tensors and numbers in nested containers, such as a batch or the arguments of a module."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from leaves(value)
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            yield from leaves(value)
-    elif isinstance(tree, (int, float, str)):
-        yield tree
+    """Return the tensors, numbers and texts in nested containers, such as a batch or the arguments of a module."""
+    return (leaf for _, leaf in named_leaves(tree) if isinstance(leaf, (Tensor, int, float, str)))
 
 
 def digest(values: Iterable[Any]) -> str:
@@ -61,6 +53,5 @@ def numbers_of(tensors: list[Tensor]) -> list[int]:
 
 def _of_host(tensor: Tensor) -> int:
     whole = tensor.resolve_conj().resolve_neg().contiguous()
-    size = whole.numel() * whole.element_size()
-    content = (ctypes.c_char * size).from_address(whole.data_ptr()) if size else b""
-    return int.from_bytes(hashlib.sha1(content, usedforsecurity=False).digest()[:8], "little", signed=True)
+    summed = hashlib.sha1(content_of(whole), usedforsecurity=False)
+    return int.from_bytes(summed.digest()[:8], "little", signed=True)

@@ -352,8 +352,8 @@ def impossible_folder(path: str) -> str | None:
 class _Stream(io.RawIOBase):
     """Records the first failed write, because torch's writer raises another exception instead.
 
-    With ``durable``, the disk works while the rest is written, and memory of the parts that it has is free for the
-    next ones: the file that is replaced keeps its own until the end.
+    With ``durable``, it tells the system to write each part to the disk early and then to free the part's memory,
+    because the file that is replaced also keeps its memory until the end.
     """
 
     failure: OSError | None = None

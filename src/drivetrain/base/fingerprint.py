@@ -11,7 +11,8 @@ from drivetrain.base.torch_private import PARTS_OF_SPARSE
 from drivetrain.errors import NotSupportedError
 
 ROW = 1 << 14
-"""Values that share one row of weights. More rows get weights of their own, so that memory stays small."""
+"""The number of values in a row. All rows share one row of weights, which saves memory; each row's sum then gets a
+weight of its own."""
 _AT_ONCE = 1 << 20  # values that are widened to 64 bits at a time
 # Values of 64 bits are read as two of 32: a swap or two flips of a highest bit would cancel modulo 2**64.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
@@ -46,7 +47,7 @@ def fingerprint(tensor: Tensor) -> Tensor:
 def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
     """Return the :func:`fingerprint` of each tensor in one int64 tensor, with few operations for many small tensors.
 
-    Of a sharded tensor, this process's shard counts; of another tensor that consists of tensors, these; of a sparse
+    For a sharded tensor, it covers this process's shard; for another tensor that wraps tensors, those; for a sparse
     tensor, the stored indices and values. If not all tensors are on the host, the result is on the first other device.
 
     Raises:
@@ -64,7 +65,7 @@ def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _on_one_device(bits: list[Tensor], device: torch.device) -> Tensor:
-    """The fingerprints of flat integer tensors: the sums of their rows, and then one sum over each tensor's rows."""
+    """Return the fingerprints of flat integer tensors: sum each row, then sum over the rows of each tensor."""
     weights = _weights(device, 0, ROW)
     rows: list[list[Tensor]] = [[] for _ in bits]
     tails: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
@@ -91,7 +92,7 @@ def _on_one_device(bits: list[Tensor], device: torch.device) -> Tensor:
 
 
 def _sums(values: Tensor, counts: list[int]) -> Tensor:
-    """The sums of neighbouring parts of ``values``, with ``counts`` values each; exact, as these are integers."""
+    """Return the sums of consecutive parts of ``values`` with ``counts`` values each; exact, as they are integers."""
     until = torch.nn.functional.pad(values.cumsum(0), (1, 0))
     return torch.stack([until[end] for end in accumulate(counts, initial=0)]).diff()
 
@@ -118,7 +119,7 @@ def as_integers(tensor: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _weights(device: torch.device, stream: int, count: int) -> Tensor:
-    """Odd numbers that look random, the same ones in every process: a row of them for each ``stream``."""
+    """Return pseudorandom odd numbers, the same in every process; each ``stream`` has other numbers."""
     places = torch.arange(1, count + 1, dtype=torch.int64, device=device) + (stream << 32)
     return _mixed(places * _GOLDEN) | 1
 
@@ -131,7 +132,7 @@ def _mixed(values: Tensor) -> Tensor:
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
-    """The values moved right by ``bits``, as if they had no sign."""
+    """Return the values shifted right by ``bits``, as unsigned integers."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 

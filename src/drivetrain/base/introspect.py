@@ -1,4 +1,4 @@
-"""Inspect users' classes, describe arguments of drivetrain's classes for ``help()``, and make members that are those of
+"""Inspect users' classes, describe arguments of drivetrain's classes for ``help()``, and make members that forward to
 another object.
 """
 
@@ -42,7 +42,7 @@ def check_overrides(cls: type) -> None:
 
 
 def check_base_init(obj: object) -> None:
-    """Check that a user's ``__init__`` has called the ``__init__`` of drivetrain's base class, if the latter sets
+    """Check that a user's ``__init__`` has called the ``__init__`` of drivetrain's base class, if that one sets
     attributes.
 
     Raises:
@@ -57,8 +57,8 @@ def check_base_init(obj: object) -> None:
         if is_own_class(cls):
             if users is not None and not {*init.__code__.co_names} & {*vars(obj)}:
                 raise ConfigurationError(
-                    f"{users.__qualname__} has not called that of its base class, {cls.__name__}. Begin it with "
-                    "super().__init__(), which takes that class's arguments."
+                    f"{users.__qualname__} has not called the __init__ of its base class, {cls.__name__}. Begin it "
+                    "with super().__init__(), which takes that class's arguments."
                 )
             return
         if users is None and (not inspect.isfunction(init) or any("init" in each for each in init.__code__.co_names)):

@@ -147,8 +147,8 @@ class UnknownNames:  # importlib.abc, with the base class, is slow to import
     """The last import hook, which explains why a name cannot be imported from one of drivetrain's packages.
 
     If ``from package import name`` finds no attribute, Python searches for a module, and its own message names neither
-    a similar name nor what this version lacks. The hook never finds a module; Python handles a name that it cannot
-    explain.
+    a similar name nor what this version lacks. The hook never finds a module; for a name that the hook cannot explain,
+    Python raises its own error.
     """
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> None:

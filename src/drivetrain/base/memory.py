@@ -1,7 +1,8 @@
-"""Out-of-memory errors of a device or host, and the memory of tensors in bytes."""
+"""Out-of-memory errors of a device or host; the sizes and the contents of tensors' memory in bytes."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Iterable
 
@@ -41,6 +42,13 @@ def bytes_of(tensors: Iterable[Tensor], device: torch.device) -> int:
             except (RuntimeError, NotImplementedError):  # tensors without their own storage, such as sparse ones
                 storages[id(tensor)] = local.numel() * local.element_size()
     return sum(storages.values())
+
+
+def content_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor in host memory; keep the tensor alive while they are used."""
+    if not tensor.numel():
+        return memoryview(b"")
+    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def in_gib(number: int) -> str:

@@ -16,7 +16,7 @@ _HEAD = 'style="text-align:left;white-space:nowrap"'
 
 
 def can_display() -> bool:
-    """Whether this process is a notebook's kernel. A copy forked from it is none: Jupyter drops what it displays."""
+    """Whether this process is a notebook's kernel. A fork of it is not: Jupyter drops what a fork displays."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None and os.getpid() == IMPORTED_IN
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch.distributed.tensor.parallel as tensor_parallel
     import tqdm.auto as tqdm_auto
 
-    ipython_display: Any  # said here, because mypy reads base/notebook.py before the function below
+    ipython_display: Any  # declared here, because mypy reads base/notebook.py before the function below
 
 __all__ = [  # those with types; the others are Any
     "dcp", "dcp_files", "dcp_saver", "device_mesh", "dtensor", "fcntl", "fsdp", "psutil", "rich", "rich_console",

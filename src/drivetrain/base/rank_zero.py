@@ -121,7 +121,7 @@ def lightning_deprecation(message: str) -> bool:
 _INSIDE = frozenset({
     "drivetrain", "torch", "jsonargparse", "contextlib", "functools", "importlib", "threading", "multiprocessing",
 })  # fmt: skip
-"""Packages whose calls stand between a line of the user's and ours."""
+"""Packages whose frames may lie between the user's line and drivetrain's."""
 
 _Place = tuple[str, int, str]  # file, line, module
 

@@ -28,7 +28,7 @@ from drivetrain.errors import ConfigurationError, UnknownNameError, WrongTypeErr
 if TYPE_CHECKING:
     from importlib import metadata
 else:
-    metadata = Later("importlib.metadata")  # slow to import, and no help of a command needs it
+    metadata = Later("importlib.metadata")  # slow to import, and ``--help`` does not need it
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class Entry(Generic[T]):
     init_params: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self) -> T:
-        """A new instance."""
+        """Return a new instance."""
         return self.cls(**self.init_params)
 
 
@@ -344,7 +344,7 @@ def _modules(*folders: str) -> tuple[str, ...]:
 
 
 def _installation() -> tuple[Any, ...]:
-    """Return what differs after a package was installed or removed: where Python searches, and when that changed."""
+    """Return values that change when packages are installed or removed: the search paths, with their times."""
     return metadata.entry_points, *map(id, sys.meta_path), *((path, _changed(path)) for path in sys.path)
 
 
@@ -358,8 +358,8 @@ def _changed(folder: str) -> int | None:
 def names_itself(cls: type[Any], hook: str, registry: Registry[Any]) -> None:
     """Register the names that the body of ``cls`` defines.
 
-    A class of drivetrain's lists them in ``_names``, if necessary as a dictionary with the arguments of its constructor
-    for each; a user's class has the classmethod ``hook``, which is called with the registry.
+    A class of drivetrain's lists them in ``_names``, which may be a dictionary from each name to the constructor's
+    arguments. A user's class has the classmethod ``hook``, which this function calls with the registry.
 
     Raises:
         ConfigurationError: the hook is not a classmethod.

@@ -97,7 +97,7 @@ Form = Any
 - ``{str: form}``: a mapping with any number of such keys and values;
 - ``[form]``: a list or tuple of any length;
 - a function of the value and its place, which raises :class:`WrongForm`;
-- a tuple: an instance of one of its types, or ``None`` if that is in it. What is not ``None`` has its other forms too.
+- a tuple: ``None`` if the tuple contains it, or else an instance of one of its types that also has its other forms.
 """
 
 
@@ -275,7 +275,7 @@ def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
             parameters[identity] = parameter, example
     for identity, each in states.items():
         if identity not in parameters:
-            raise WrongForm(f"['state'][{shown(identity)}]", "is of no parameter")
+            raise WrongForm(f"['state'][{shown(identity)}]", "belongs to no parameter")
         if expect(each, Mapping, f"['state'][{identity}]"):
             _check_parameter_state(each, *parameters[identity], f"['state'][{identity}]")
 

@@ -105,8 +105,8 @@ def kept_rng_state() -> Callable[[], dict[str, Any]]:
     """Return a function that returns what :func:`rng_state` would return now, for a caller that keeps the state in
     every step.
 
-    It copies the generators' memory, and leaves it to the function to make plain data of that: the 625 numbers of
-    python's state alone take a tenth of a small training step.
+    This call only copies the generators' memory. The returned function converts the copy to plain data, which takes a
+    tenth of a small training step for the 625 numbers of python's state alone.
     """
     numpy = sys.modules.get("numpy")
     numpy_state = None if numpy is None else _numpy_state(numpy)
@@ -177,9 +177,7 @@ def _python_state_in(memory: bytes, second: float | None) -> Any:
 
 @functools.cache
 def _python_twister() -> tuple[Any, _Twister] | None:
-    """Return python's generator and its memory; ``None`` if that does not lie where CPython's ``_random.Random`` has
-    it.
-    """
+    """Return python's generator and its memory; ``None`` if the memory is not laid out as in CPython."""
     source: Any = getattr(random, "_inst", None)
     offset = object.__basicsize__
     if type(source) is not random.Random or random.Random.__basicsize__ < offset + _WORDS + 4:
@@ -189,7 +187,7 @@ def _python_twister() -> tuple[Any, _Twister] | None:
     return (source, twister) if state == source.getstate() else None
 
 
-# numpy's generator and its memory; a copy of that at the last call, and the state that numpy returned then
+# numpy's generator and its memory; a copy of the memory at the last call, and the state that numpy returned then
 _numpy_twister: tuple[Any, _Twister] | None = None
 _numpy_kept: tuple[bytes, Any] | None = None
 

@@ -1,6 +1,6 @@
-"""The private names of torch that drivetrain uses, each with what it is for: no other file spells one.
+"""The private names of torch that drivetrain uses, each with its purpose; no other file contains one.
 
-Any release of torch may rename or remove them. Where one is missing, only what it is for stops working:
+Any release of torch may rename or remove them. If one is missing, only the feature that needs it stops working:
 
 - ``torch_private.txt`` has the names in torch's modules. Each is looked up when it is first used, and kept. Without it,
   drivetrain uses what ``_ORDINARY`` has for it; else the error names the feature.
@@ -34,7 +34,7 @@ __all__ = ["BatchNorm", "DispatchMode", "tree_map"]  # those with types; the oth
 
 
 def _rows() -> dict[str, tuple[str, str]]:
-    """Return by the name here: the module with the name in it, and what needs it."""
+    """Return for each name in this file: the module and the name in torch, and the feature that needs it."""
     found, use = {}, ""
     for line in Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
@@ -62,7 +62,7 @@ _ORDINARY: dict[str, Any] = {
     "newest_node": None,  # operations of a backward pass have no line
     "running_node": None,
 }
-"""What stands for a name that torch lacks."""
+"""The replacement of a name that torch lacks."""
 
 _own: Any = sys.modules[__name__]
 
@@ -130,7 +130,7 @@ VOTES_OF_A_STAGE = "_warmup_forward_vote", "_warmup_backward_result"  # whether 
 
 
 def gradient_facts(tensors: Iterable[Any]) -> list[Any]:
-    """Return of each tensor its address, whether it needs a gradient, and the hooks on that."""
+    """Return for each tensor its address, whether it requires a gradient, and the hooks on its gradient."""
     return [
         (each.data_ptr(), each.requires_grad, each._backward_hooks, each._post_accumulate_grad_hooks)
         for each in tensors
@@ -144,7 +144,7 @@ RUN_ENGINE = "_engine_run_backward"
 
 
 def watching() -> Callable[[], Any]:
-    """Return a function that tells whether something is active now that sees operations, or the saved tensors.
+    """Return a function whose result is true while something observes operations or saved tensors.
 
     Raises:
         ImportError, AttributeError: torch lacks one of the names; a step then makes public calls.
@@ -187,7 +187,7 @@ STORES = (PARAMETERS, BUFFERS, "_non_persistent_buffers_set", MODULES)
 COMPILED_CALL = "_compiled_call_impl"
 """The attribute of a module that was compiled in place: what its calls run."""
 WRAPPED = "_orig_mod"
-"""The name of the module inside of one that ``torch.compile`` has returned; so parameters' names begin, too."""
+"""The attribute for the original module in the result of ``torch.compile``; its parameters' names begin with it."""
 APPLY = "_apply"
 """The method through which a module replaces its tensors, as in ``to`` and ``half``."""
 
@@ -218,7 +218,7 @@ def replica_of(module: nn.Module) -> nn.Module:
 
 
 def list_weights_of_rnn(module: nn.Module) -> None:
-    """Let an RNN, which also keeps its parameters in a list, use those that it has now."""
+    """Update the list in which an RNN also keeps its parameters."""
     own = vars(module)
     if "_flat_weights_names" in own:
         own["_flat_weights"] = [getattr(module, name, None) for name in own["_flat_weights_names"]]
@@ -237,7 +237,7 @@ def input_check_of_sync_batch_norm() -> dict[str, Any]:
 # ---- torch.compile ---------------------------------------------------------------------------------------------------
 
 DYNAMO = "torch._dynamo"
-"""The package of torch that compiles; it is slow to import, so that whoever only asks looks into ``sys.modules``."""
+"""The package of torch that compiles. It is slow to import, so checks look it up in ``sys.modules``."""
 
 _rules: Any = Later("torch._dynamo.trace_rules")
 _inlining: Any = Later("torch._dynamo.external_utils")
@@ -282,7 +282,7 @@ BEFORE_STEP, AFTER_STEP = "_optimizer_step_pre_hooks", "_optimizer_step_post_hoo
 STEPPED = "_opt_called"
 """The attribute of an optimizer that a scheduler looks at before it warns that no step was made."""
 LAST_RATES, SCHEDULERS = "_last_lr", "_schedulers"
-"""Attributes of schedulers, which are in their states: the present rates, and the schedulers inside."""
+"""Attributes of schedulers, which their states contain: the present rates, and the inner schedulers."""
 WATCHED = "_wrapped_by_lr_sched"
 """The mark of a function that counts the steps for a scheduler, which otherwise warns."""
 SCALES_ITSELF = "_step_supports_amp_scaling"
@@ -348,7 +348,7 @@ def methods_of_a_pass() -> tuple[tuple[type, str], ...]:
 _c10d: Any = Later("torch._C._distributed_c10d")
 _ddp: Any = Later("torch.nn.parallel.distributed")
 _dist: Any = Later("torch.distributed")
-names_ignored_by_ddp = _read("_ddp_params_and_buffers_to_ignore", ())  # of a module; a program has named the tensors
+names_ignored_by_ddp = _read("_ddp_params_and_buffers_to_ignore", ())  # of a module: names set by the program
 comm_hooks_of = attrgetter("_comm_hooks")  # of a DistributedDataParallel: the list to which it adds them
 sync_buffers = methodcaller("_sync_buffers")  # of a DistributedDataParallel: broadcast rank 0's
 make_static = methodcaller("_set_static_graph")  # of a DistributedDataParallel: the next passes use equal parameters
@@ -356,7 +356,7 @@ FUNCTIONS_OF_DDP = "_ddp_init_helper", "_pre_forward"  # in which it allocates i
 
 
 def flight_records() -> list[bytes]:
-    """Return the traces of torch's Flight Recorder, as JSON: of all collectives, and in a build with NCCL, of these."""
+    """Return torch's Flight Recorder traces as JSON: one of all collectives, and in a build with NCCL one of NCCL's."""
     names = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
     return [dump() for name in names if (dump := getattr(_c10d, name, None)) is not None]
 
@@ -367,7 +367,7 @@ def rebuild_buckets(model: nn.parallel.DistributedDataParallel) -> None:
 
 
 def exchange_after_first_pass(model: Any) -> None:
-    """Let DDP with a static graph exchange all gradients at the end of its first pass, as its forward pass asks for."""
+    """Let DDP with a static graph exchange all gradients at the end of its first pass, as its own forward pass does."""
     if model.static_graph and not model._static_graph_delay_allreduce_enqueued:
         model._static_graph_delay_allreduce_enqueued = True
         model.reducer._delay_all_reduce()
@@ -453,7 +453,7 @@ def connect_by_equal_messages(stage: Any) -> None:
 
 
 def set_micro_batches(schedule: Any, count: int) -> None:
-    """Let a schedule run ``count`` micro-batches, whatever it was made for."""
+    """Let a schedule run ``count`` micro-batches instead of the number that it was created with."""
     schedule._n_microbatches = count
 
 

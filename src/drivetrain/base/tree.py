@@ -153,7 +153,7 @@ def detach(tree: Any) -> Any:
 def batch_sizes(tree: Any, iterated: bool = False) -> Iterator[int]:
     """Yield the first dimension of each tensor in ``tree``, in order; 1 for a tensor without dimensions.
 
-    ``iterated`` takes the parts of any object from its iteration, also if it has fields.
+    With ``iterated``, the parts of any iterable object are its items, even if it is a dataclass.
     """
     parts: Iterable[Any] = ()
     if isinstance(tree, Tensor):

@@ -21,14 +21,16 @@ def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
         return mode
     if is_higher_better(monitor):
         rank_zero_warn(
-            f"{owner}(monitor={monitor!r}) takes the lowest value for the best, because no mode was given. Write "
+            f"{owner}(monitor={monitor!r}) treats the lowest value as the best, because no mode was given. Write "
             'mode="max" if a higher value is better, else mode="min". [DT1028]'
         )
     return "min"
 
 
 def acts_at_epoch_end(chosen: bool | None, trainer: Trainer) -> bool:
-    """Return whether a callback acts when a training epoch ends, instead of after validation; ``None``: the default."""
+    """Return whether a callback acts at the end of a training epoch instead of after validation: ``chosen``, or the
+    Trainer's default.
+    """
     return trainer.judges_at_epoch_end if chosen is None else chosen
 
 

@@ -31,8 +31,7 @@ class UnderWay:
     """A save of a ModelCheckpoint whose files are not durable yet.
 
     Attributes:
-        files: the paths of the files, each with a log message for when the file is durable; a copy of another file has
-            no message.
+        files: for each path, the message to log when the file is durable; "" for a copy of another file.
         ranking: the attributes to set when the files are durable.
         replaced: the files to remove when the files are durable.
         last_before: ``last_model_path`` before this save.
@@ -63,7 +62,7 @@ class StoredCheckpoint(NamedCheckpoint):
     verbose: bool
     save_weights_only: bool
     _replaces: bool  # whether the current save may replace a file
-    _refused: bool  # whether another run has put a file there meanwhile
+    _refused: bool  # whether another run has meanwhile put a file at the path of the current save
     _save_ranked: Callable[[Trainer, Tensor, dict[str, Any]], list[str]]
 
     def __init__(self) -> None:
@@ -151,7 +150,7 @@ class StoredCheckpoint(NamedCheckpoint):
         trainer.strategy.remove_checkpoint(filepath)
 
     def _alone(self, trainer: Trainer) -> AbstractContextManager[None]:
-        """Return the context of a save: other runs that save in the background to the same folder wait for its end."""
+        """Return a context for a save: other runs that save to the same folder in the background wait until it ends."""
         background = background_of(trainer.strategy.checkpoint_io)
         if background is None or self.dirpath is None or files.is_remote(self.dirpath) or not trainer.is_global_zero:
             return nullcontext()

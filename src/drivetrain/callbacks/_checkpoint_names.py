@@ -157,7 +157,7 @@ class NamedCheckpoint(Checkpoint):
             raise ConfigurationError(f"{message} {trainer.why_not_validated}{did_you_mean(name, metrics)}")
         if not self._warned_of_names:
             self._warned_of_names = True
-            rank_zero_warn(f"{message} The names of files hold 0 in its place until it is.")
+            rank_zero_warn(f"{message} Until it is logged, file names contain 0 in its place.")
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         known, monitor = {*trainer.callback_metrics, "epoch", "step"}, getattr(self, "monitor", None)

@@ -12,7 +12,7 @@ from drivetrain.loops.progress import Phase
 
 _FETCHES = (Phase.FETCH, Phase.VALIDATION_FETCH, Phase.TEST_FETCH, Phase.PREDICT_FETCH)
 _FEWEST = 20
-"""Looks at the phase before a share is shown."""
+"""The number of looks at the phase before a share is shown."""
 
 
 class Meter:
@@ -44,7 +44,7 @@ class Meter:
 
 
 class Waiting:
-    """The share of the time in which a loop waits for a batch: of the last 240 looks at its phase."""
+    """The share of the time in which a loop waits for a batch, measured over the last 240 looks at its phase."""
 
     def __init__(self) -> None:
         self._looks: deque[bool] = deque(maxlen=240)

@@ -21,7 +21,7 @@ from drivetrain.loops.progress import RunningStage
 DRAWING = threading.RLock()
 
 _LOSS_EACH_S = 2.0
-"""Seconds between two losses that the loop reads for the bar: each waits for the device."""
+"""Seconds between two losses that the loop reads for the bar: each read waits for the device."""
 
 _TITLES = {"sanity_check": "Sanity check", "validate": "Validation", "test": "Test", "predict": "Prediction"}
 
@@ -117,11 +117,7 @@ class Snapshot:
     @property
     def metrics_text(self) -> str:
         """The metrics in one line, floats with four digits."""
-        return self.text_of_metrics(".4g", ", ")
-
-    def text_of_metrics(self, spec: str, delimiter: str) -> str:
-        """Return the metrics in one line, floats formatted with ``spec``."""
-        return delimiter.join(self.texts_of_metrics(spec))
+        return ", ".join(self.texts_of_metrics())
 
     def texts_of_metrics(self, spec: str = ".4g") -> list[str]:
         """Return a text for each metric, floats formatted with ``spec``."""
@@ -142,8 +138,8 @@ def duration_text(seconds: float) -> str:
 def lay_out(texts: Sequence[str], width: int, lines: int = 1, delimiter: str = ", ") -> list[str]:
     """Return ``texts`` in at most so many lines of ``width`` columns, without cutting one in two.
 
-    If there are too many, the last text is the number of those that are left out, such as "+3". Of a text that is
-    wider than a line, the name before the ``=`` is shortened.
+    If there are too many, the last text is the number of those that are left out, such as "+3". If a text is wider
+    than a line, the name before its ``=`` is shortened.
     """
     for shown in range(len(texts), -1, -1):
         left_out = [f"+{len(texts) - shown}"] if shown < len(texts) else []
@@ -213,7 +209,7 @@ class ProgressThread(threading.Thread):
     def show(self, snapshot: Snapshot) -> None:
         """Draw ``snapshot`` now; any thread may call it."""
         with DRAWING:
-            if self.error is not None or self._drawing:  # what is drawn may read the bar
+            if self.error is not None or self._drawing:  # drawing calls overrides, which may read the bar
                 return
             self._drawing = True
             try:

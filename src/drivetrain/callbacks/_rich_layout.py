@@ -14,7 +14,7 @@ from drivetrain.callbacks._progress_thread import lay_out
 
 _WIDEST = 40
 _LINES = 3
-"""Lines of metrics below the bars at most."""
+"""The maximum number of lines of metrics below the bars."""
 
 
 class FittingProgress(Progress):
@@ -28,7 +28,7 @@ class FittingProgress(Progress):
 
     def __init__(self, *columns: ProgressColumn, delimiter: str, **options: Any) -> None:
         self._columns, self._delimiter = columns, delimiter
-        self.lines = 0  # of what is on the terminal
+        self.lines = 0  # the number of lines on the terminal
         super().__init__(*columns, **options)
 
     def get_renderables(self) -> Iterable[RenderableType]:
@@ -53,7 +53,7 @@ class FittingProgress(Progress):
                 yield Text(row, style, no_wrap=True)
 
     def _choose(self, left_out: list[ProgressColumn], tasks: list[Task]) -> int:
-        """Show all columns but ``left_out``, and bars as wide as there is room; return the room."""
+        """Show all columns except ``left_out``, with the widest bars that fit; return the width that bars may have."""
         self.columns = tuple(each for each in self._columns if each not in left_out)
         bars = [each for each in self.columns if isinstance(each, BarColumn)]
         for bar in bars:

@@ -27,7 +27,8 @@ _DEFAULTS: tuple[tuple[str, type[Callback], Callable[[], Callback]], ...] = (
     ("enable_model_summary", ModelSummary, ModelSummary),
     ("enable_progress_bar", ProgressBar, default_progress_bar),
 )
-"""Arguments of the Trainer, with the class of which one callback is enough, and what makes the default one."""
+"""Per argument of the Trainer: the class of its callback, and a function that makes the default one. Without a passed
+callback of this class, the Trainer adds the default one."""
 
 _OF_ARGUMENTS = (
     ("max_time", "drivetrain.callbacks.timer:Timer", "limit the time"),
@@ -35,7 +36,7 @@ _OF_ARGUMENTS = (
     ("replay_every", "drivetrain.callbacks.replay_check:ReplayCheck", "replay optimizer steps"),
     ("plan_check", "drivetrain.forecast.check:PlanCheck", "compare the memory with a plan"),
 )
-"""Arguments of the Trainer that stand for a callback, with its class and what both of them would do."""
+"""Arguments of the Trainer that add a callback, each with the callback's class and, for messages, what it does."""
 
 
 def with_defaults(given: Sequence[Callback], settings: Settings, environment: ClusterEnvironment) -> list[Callback]:

@@ -180,15 +180,15 @@ class EarlyStopping(Callback):
         if changed:
             self.stopped_epoch = 0
             rank_zero_info(
-                f"EarlyStopping({self.monitor!r}) had stopped this run: {why} Now {', and '.join(changed)}, so it does "
-                "not stop it again."
+                f"EarlyStopping({self.monitor!r}) had stopped this run: {why} Now {', and '.join(changed)}, so the run "
+                "continues."
             )
             return
         self.stopping_reason, self.stopping_reason_message = EarlyStoppingReason(state["stopping_reason"]), why
         self._max_epochs = saved.get("max_epochs")
         trainer.should_stop = True
         rank_zero_info(
-            f"EarlyStopping({self.monitor!r}) had stopped this run in epoch {self.stopped_epoch}: {why} It stops it "
+            f"EarlyStopping({self.monitor!r}) had stopped this run in epoch {self.stopped_epoch}: {why} The run stops "
             "again. To continue training, change its patience or a threshold, or raise max_epochs."
         )
 

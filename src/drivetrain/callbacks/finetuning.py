@@ -293,7 +293,7 @@ class BackboneFinetuning(BaseFinetuning):
         self.previous_backbone_lr = float(own)
         if self.verbose:
             rank_zero_info(
-                f"Epoch {epoch}: the learning rate is {round(rate, self.rounding)}, and that of the backbone "
+                f"Epoch {epoch}: the learning rate is {round(rate, self.rounding)}, and the backbone's is "
                 f"{round(float(own), self.rounding)}."
             )
 

@@ -20,9 +20,9 @@ from drivetrain.trainer.telling import log
 class GoodputMonitor(Callback):
     """Writes a ledger, ``ledger.jsonl``, of what the wall time of fits is used for; later runs continue it.
 
-    ``trainer.goodput`` is the share of the wall time that was training steps that count. If there are loggers, it is
-    logged as ``goodput``, on the steps on which they are written. A fit that continues earlier runs logs a line at its
-    end. ``drivetrain goodput FOLDER`` prints all parts. Only rank 0 measures and writes.
+    ``trainer.goodput`` is the share of the wall time spent in training steps that no failure has lost. If there are
+    loggers, it is logged as ``goodput``, on the steps on which they are written. A fit that continues earlier runs logs
+    a line at its end. ``drivetrain goodput FOLDER`` prints all parts. Only rank 0 measures and writes.
 
     Args:
         dirpath: the folder of the ledger; ``None``: the folder of the first callback that writes checkpoints, or else
@@ -43,7 +43,7 @@ class GoodputMonitor(Callback):
         self.dirpath = None if dirpath is None else files.absolute(dirpath)
         self._slot: TimedSlot | None = None  # while a fit is measured, on rank 0
         self._ledger: Ledger | None = None
-        self._unwritten: Report | None = None  # of the last fit, if its ledger lacks records
+        self._unwritten: Report | None = None  # the report of the last fit, if its ledger lacks records
 
     def path(self, trainer: Trainer) -> str:
         """Return the path of the ledger."""

@@ -13,8 +13,8 @@ class GradientAccumulationScheduler(Callback):
     """Sets ``accumulate_grad_batches`` by epoch.
 
     Args:
-        scheduling: the first epoch, counted from 0, of each number of batches per window. Before the first of these
-            epochs, it is 1.
+        scheduling: for an epoch, counted from 0, the number of batches per optimizer step from that epoch on. Before
+            the first of these epochs, the number is 1.
 
     The Trainer's value is reset to 1 when the fit ends, also by an exception.
 
@@ -31,7 +31,7 @@ class GradientAccumulationScheduler(Callback):
         if not is_schedule or not all(is_count(key) and is_count(value, 1) for key, value in scheduling.items()):
             expected = "a dictionary of epochs from 0 and numbers of batches from 1"
             cure = "for example scheduling={0: 4, 5: 1}"
-            kinds = (Mapping,) if scheduling else ()  # nothing at all is of a wrong type, as in Lightning
+            kinds = (Mapping,) if scheduling else ()  # an empty schedule is a TypeError, as in Lightning
             raise wrong_value("GradientAccumulationScheduler", "scheduling", scheduling, expected, cure, kinds)
         self.scheduling = {0: 1, **dict(sorted(scheduling.items()))}
         self.epochs = sorted(self.scheduling)

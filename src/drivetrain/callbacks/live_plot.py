@@ -17,12 +17,12 @@ from drivetrain.errors import UnknownNameError, check_installed, wrong_value
 class LivePlot(Callback):
     """Shows ``trainer.plot(*names)`` in a notebook, and redraws it in place while a fit runs.
 
-    A drawing takes about a quarter of a second, for which training waits. The last one stays when the fit ends, also
-    by an exception. Outside of a notebook, and in processes that are started from it, a warning names what to call.
+    Training waits while a plot is drawn, about a quarter of a second. The last plot stays when the fit ends, also by an
+    exception. Outside of a notebook, and in processes that are started from it, a warning says what to call instead.
 
     Args:
         names: the names to draw, as in ``trainer.plot``; none: all.
-        every_s: the number of seconds between two drawings at least.
+        every_s: the minimum number of seconds between two drawings.
 
     Raises:
         ConfigurationError: the package matplotlib is not installed, or ``every_s`` is negative.

@@ -33,6 +33,7 @@ _STATE = (
     "monitor", "dirpath", "best_model_path", "best_model_score", "current_score", "best_k_models",
     "kth_best_model_path", "kth_value", "last_model_path",
 )  # fmt: skip
+_OWN_STATE = ("newest_path", "saved_at_step", "awaited_at_step", "last_at_batch")  # private attributes
 
 
 class ModelCheckpoint(StoredCheckpoint):
@@ -147,12 +148,7 @@ class ModelCheckpoint(StoredCheckpoint):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        own = {
-            "newest_path": self._newest_path,
-            "saved_at_step": self._saved_at_step,
-            "awaited_at_step": self._awaited_at_step,
-            "last_at_batch": self._last_at_batch,
-        }
+        own = {name: getattr(self, f"_{name}") for name in _OWN_STATE}
         return {**{name: getattr(self, name) for name in _STATE}, **own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -164,8 +160,8 @@ class ModelCheckpoint(StoredCheckpoint):
             if foreign := [path for path in (*models, last) if path and not self._is_own(path)]:
                 rank_zero_warn(
                     f"The checkpoint says that ModelCheckpoint wrote {', '.join(map(repr, foreign))}, which is not a "
-                    f"{self.FILE_EXTENSION} file in its folder {self.dirpath}. That is ignored, so nothing there is "
-                    "ever removed or replaced."
+                    f"{self.FILE_EXTENSION} file in its folder {self.dirpath}. This entry is ignored, and what it "
+                    "names is never removed or replaced."
                 )
             self.best_k_models = {path: torch.as_tensor(models[path]) for path in models if path not in foreign}
             self.kth_best_model_path = state_dict["kth_best_model_path"]
@@ -180,7 +176,7 @@ class ModelCheckpoint(StoredCheckpoint):
         elif not self.follows_logger:  # else each run of the logger has a folder of its own
             rank_zero_warn(
                 f"The checkpoint's ModelCheckpoint wrote to {state_dict['dirpath']}, and this one writes to "
-                f"{self.dirpath}. It restores only best_model_path, and ranks only its own files."
+                f"{self.dirpath}. This one restores only best_model_path, and ranks only its own files."
             )
         self.best_model_path = state_dict["best_model_path"]
 
@@ -360,7 +356,7 @@ class ModelCheckpoint(StoredCheckpoint):
 
     @contextmanager
     def _naming_last(self, trainer: Trainer, metrics: dict[str, Any]) -> Iterator[str]:
-        """Context for a save; it gets the path of the previous last checkpoint, which is removed if it is replaced.
+        """Context for a save; it yields the path of the previous last checkpoint, and removes a file that was replaced.
 
         The new path is determined first, so that each file saved in the context contains this path.
         """

@@ -270,8 +270,12 @@ def _table(lines: list[tuple[str, ...]]) -> Iterator[str]:
 
 
 class _Trial(NamedTuple):
-    """The result of one forward pass: input and output sizes by the submodule's id, for those that ran, and the
-    operations of the whole, and by the submodule's name and the kind of operation.
+    """The result of one forward pass.
+
+    Attributes:
+        sizes: the input and output sizes of the submodules that ran, by the submodule's id.
+        flops: the operations of the complete pass.
+        counts: the operations by the submodule's name and by the kind of operation.
     """
 
     sizes: dict[int, tuple[Sizes, Sizes]]
@@ -305,7 +309,7 @@ def _run(module: nn.Module, shown: list[nn.Module], counts: bool) -> _Trial | No
         if inputs is None:
             return None
         if any(map(is_lazy, chain(module.parameters(), module.buffers()))):
-            raise ConfigurationError("its lazy parameters are for the first batch to make, not for an example")
+            raise ConfigurationError("the first batch must initialize its lazy parameters, not an example")
         for child in shown:
             if not isinstance(child, torch.jit.ScriptModule):  # a ScriptModule does not support Python hooks
                 stack.enter_context(child.register_forward_hook(record, with_kwargs=True))

@@ -58,8 +58,8 @@ class TerminateOnNaN(Callback):
         own = "" if finite else f"On rank {trainer.global_rank} the loss is {float(loss.detach()):g}: {cause}."
         texts = [text for text in strategy.world.gather_objects(own) if text]
         raise NonFiniteLossError(
-            f"The loss of batch {batch_idx} in epoch {trainer.current_epoch} is not finite. {' '.join(texts)} It "
-            "has changed no weight. Lower the learning rate, clip gradients, or leave the batch out. [DT1017]"
+            f"The loss of batch {batch_idx} in epoch {trainer.current_epoch} is not finite. {' '.join(texts)} This "
+            "batch has changed no weight. Lower the learning rate, clip gradients, or leave the batch out. [DT1017]"
         )
 
     def on_train_batch_end(self, *_: Any, **more: Any) -> None:

@@ -55,7 +55,7 @@ class NotebookProgressBar(PlainProgressBar):
             del self._now[training]
             if self.leave:
                 self._left.append(snapshot)
-        if time.monotonic() - self._sent_s >= _PAUSE_S:  # epochs may be shorter
+        if time.monotonic() - self._sent_s >= _PAUSE_S:  # an epoch may be shorter than the pause
             self._send()
 
     def close(self) -> None:

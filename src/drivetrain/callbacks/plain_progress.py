@@ -35,7 +35,7 @@ class PlainProgressBar(ProgressBar):
     def draw(self, snapshot: Snapshot) -> None:
         """Print a line if it is due.
 
-        The end of a sanity check, whose results are discarded, gets none, nor do stages before their first batch.
+        No line is due at the end of a sanity check, whose results are discarded, or before a stage's first batch.
         """
         now_s = time.monotonic()
         waited = snapshot.batch > 0 and now_s - self._printed_at_s >= self._pause_s

@@ -278,7 +278,7 @@ class ProgressBar(Callback):
             thread.enter(stage)
 
     def _draw_unread(self, training: bool) -> None:
-        """Draw the bar of training, or of a running evaluation, which user code reads before the thread has drawn."""
+        """Draw the bar of training, or of a running evaluation: user code reads it before the thread has drawn it."""
         if self._thread is not None:
             if training and self._ended_epoch is not None:
                 self._thread.show(self._ended_epoch)
@@ -331,7 +331,7 @@ _DESCRIPTIONS = {
     "sanity_check": "sanity_check_description", "train": "train_description", "validate": "validation_description",
     "test": "test_description", "predict": "predict_description",
 }  # fmt: skip
-"""Stage -> the property that says what it is called."""
+"""The property with the name of each stage."""
 
 
 def default_progress_bar() -> ProgressBar:

@@ -48,7 +48,7 @@ class ModelPruning(KeepsWeights):
         make_pruning_permanent: restore plain weights at the end.
         use_lottery_ticket_hypothesis: after pruning, set the remaining values to those before training; or a function
             of the epoch.
-        resample_parameters: with that argument, draw new values instead.
+        resample_parameters: with ``use_lottery_ticket_hypothesis``, draw new values instead of those before training.
         pruning_dim: the dimension along which structured methods choose.
         pruning_norm: the norm by which "ln_structured" chooses.
         verbose: 1: log how much is pruned; 2: also for each parameter.
@@ -111,7 +111,7 @@ class ModelPruning(KeepsWeights):
         self.idle_hooks = frozenset({"on_validation_epoch_end" if prune_on_train_epoch_end else "on_train_epoch_end"})
         self._places: list[Place] = []
         self._initial: list[torch.Tensor] = []
-        # the used values from a checkpoint, until the model is on its device
+        # from a checkpoint, until the model is on its device: the pruned weights that the last forward pass has used
         self._used: dict[str, torch.Tensor | None] = {}
 
     def filter_parameters_to_prune(self, parameters_to_prune: Sequence[Place] = ()) -> Sequence[Place]:
@@ -145,7 +145,7 @@ class ModelPruning(KeepsWeights):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if any(is_dtensor(each) for each in pl_module.parameters()):
             raise NotSupportedError(
-                'ModelPruning chooses among whole parameters, and this strategy shards them. Use strategy="ddp".'
+                'ModelPruning needs complete parameters, and this strategy shards them. Use strategy="ddp".'
             )
         # torch's pruning functions use this attribute, and no state dict of the module contains it
         for name, used in self._used.items():

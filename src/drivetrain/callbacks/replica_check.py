@@ -48,7 +48,7 @@ class ReplicaCheck(Callback):
         on_mismatch: "stop" raises an error on all ranks; "heal" copies the values that more than half of the replicas
             hold to the others, logs a warning and continues. If there are no such values, the fit resumes from its
             newest checkpoint; the error is raised if there is none, or if the replicas differ again at the same step.
-        ignore: names of parameters and buffers that each rank has of its own, with wildcards: ``["codebook.*"]``.
+        ignore: names of parameters and buffers that may differ between ranks, with wildcards: ``["codebook.*"]``.
 
     Raises:
         ConfigurationError: an argument has a wrong value, or the strategy's ranks do not hold equal values.
@@ -69,10 +69,10 @@ class ReplicaCheck(Callback):
         self._begin()
 
     def _begin(self) -> None:
-        self._groups: list[Ranks] = []  # of ranks that hold the same values of some tensors
+        self._groups: list[Ranks] = []  # groups of ranks that hold the same values of some tensors
         self._own: set[str] = set()  # buffers that each rank fills from its own batches
         self._buffers: dict[str, int] = {}  # fingerprints of the other buffers at the last comparison
-        self._agreed: set[str] = set()  # those of them that have changed, and were then equal on all ranks
+        self._agreed: set[str] = set()  # names of these buffers that have changed and were then equal on all ranks
         self._next_step, self._equal_at_step = 0, -1
         self._failure = ""
 
@@ -95,7 +95,7 @@ class ReplicaCheck(Callback):
         strategy = trainer.strategy
         groups = {ranks_with_copies(strategy, parameter) for parameter in pl_module.parameters()}
         if groups := {ranks for ranks in groups if len(ranks) > 1}:
-            groups.add(tuple(strategy.data.ranks))  # of buffers
+            groups.add(tuple(strategy.data.ranks))  # the ranks that hold the same buffers
         self._groups = sorted({ranks for theirs in strategy.world.gather_objects(groups) for ranks in theirs})
         self.idle_hooks = frozenset() if self._groups else frozenset({"on_train_batch_end", "on_train_end"})
         if not self._groups:
@@ -129,8 +129,8 @@ class ReplicaCheck(Callback):
             self._check(trainer)
 
     def _state_alone(self, trainer: Trainer) -> list[int]:
-        """Return fingerprints of what all ranks should have equal, without communication. Shards and buffers are left
-        out: some buffers may have begun to differ since the last comparison.
+        """Return fingerprints of tensors that should be equal on all ranks, without communication. Shards and buffers
+        are left out: some buffers may have begun to differ since the last comparison.
         """
         if tuple(range(trainer.world_size)) not in self._groups:
             return []
@@ -167,7 +167,7 @@ class ReplicaCheck(Callback):
         self._buffers, self._equal_at_step = now, trainer.global_step
 
     def _prints(self, trainer: Trainer) -> dict[Ranks, _Prints]:
-        """Return this rank's fingerprints, by the ranks that should have the same."""
+        """Return this rank's fingerprints, grouped by the ranks that should have equal ones."""
         buffers = {id(buffer) for buffer in trainer.lightning_module.buffers()}
         found: dict[Ranks, _Prints] = {}
         for name, tensor in self._compared(trainer):
@@ -184,8 +184,8 @@ class ReplicaCheck(Callback):
                 yield name, tensor
 
     def _details(self, prints: _Prints) -> dict[str, tuple[int, bool]]:
-        """Return by name the fingerprint, and whether the tensor may be a buffer that each rank fills for itself: it
-        has changed here since the last comparison, and no change of it was ever equal on all ranks.
+        """Return by name the fingerprint, and whether the tensor may be a buffer that each rank fills from its own
+        batches: it has changed here since the last comparison, and its changes were never equal on all ranks.
         """
         own = {name for name in prints.buffers if name not in self._agreed}
         return {
@@ -194,7 +194,7 @@ class ReplicaCheck(Callback):
         }
 
     def _resolve(self, trainer: Trainer, prints: Mapping[Ranks, _Prints], differ: list[Ranks], heals: bool) -> None:
-        """Find out which tensors differ, and forget, heal or report them; every rank decides the same."""
+        """Find out which tensors differ, and exclude, heal or report them; every rank decides the same."""
         world = trainer.strategy.world
         own = {ranks: self._details(prints[ranks]) for ranks in differ if ranks in prints}
         place = f"{platform.node()}, {trainer.strategy.root_device}"
@@ -250,10 +250,10 @@ class ReplicaCheck(Callback):
 
 @dataclass
 class _Prints:
-    """Tensors of this rank that some ranks have in common, by name, with their fingerprints.
+    """This rank's copies of tensors that a group of ranks has in common, with their fingerprints.
 
     Attributes:
-        tensors: by name; buffers follow each other.
+        tensors: the tensors by name; all buffers are adjacent.
         buffers: the names of the buffers among them.
     """
 
@@ -275,7 +275,7 @@ class _Prints:
 
 @dataclass(frozen=True)
 class _Difference:
-    """A tensor that is not equal on ``ranks``; ``values``: its fingerprint on each; ``None``: the rank lacks it."""
+    """A tensor that differs between ``ranks``; ``values``: its fingerprint on each, ``None`` where a rank lacks it."""
 
     name: str
     ranks: Ranks

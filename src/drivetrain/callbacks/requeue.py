@@ -26,8 +26,8 @@ class Requeue(Callback):
     The Trainer adds it if the cluster environment requeues: ``SLURMEnvironment(auto_requeue=True)``. The handler of the
     signal only stores a request. After the training or validation batch on which all ranks agree (see
     :mod:`drivetrain.loops.stop`), ``hpc_ckpt_<n>.ckpt`` is written to ``default_root_dir``, and rank 0 requeues the
-    job; the restarted job resumes from its own highest such file, in the fit that wrote it. A signal during the set-up
-    takes effect at the first training batch.
+    job. The restarted job resumes from its own file with the highest number, in the fit that wrote it. A signal during
+    the set-up takes effect at the first training batch.
 
     Args:
         environment: provides this process's rank, and requeues the job.

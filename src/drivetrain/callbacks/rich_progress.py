@@ -157,7 +157,7 @@ class RichProgressBar(ProgressBar):
 
     @property
     def val_progress_bar_id(self) -> TaskID | None:
-        """The id of the bar of the running evaluation, or of the last one; the other properties return the same."""
+        """The id of the bar of the running evaluation, or of the last one; the properties below are aliases."""
         return self._task_id(False)
 
     val_sanity_progress_bar_id = test_progress_bar_id = predict_progress_bar_id = val_progress_bar_id
@@ -169,7 +169,7 @@ class RichProgressBar(ProgressBar):
 
     @property
     def val_progress_bar(self) -> Task | None:
-        """The bar of the running evaluation, or of the last one; the other properties return the same."""
+        """The bar of the running evaluation, or of the last one; the properties below are aliases."""
         return self._task(self.val_progress_bar_id)
 
     val_sanity_check_bar = test_progress_bar = predict_progress_bar = val_progress_bar

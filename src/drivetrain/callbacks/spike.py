@@ -100,7 +100,7 @@ class LossWatch:
     def what_happened(self, batch_idx: int | str, value: float, rank: int, path: str) -> str:
         """Return the message of the exception."""
         return (
-            f"Training spike: the loss of batch {batch_idx} leapt on at least one rank. On rank {rank} it is "
+            f"Training spike: the loss of batch {batch_idx} jumped on at least one rank. On rank {rank} it is "
             f"{value:.6g}, after a mean of {self._mean():.6g}. The batches to leave out are in {path}. Resume from an "
             "earlier checkpoint with a sampler that leaves them out."
         )

@@ -38,7 +38,7 @@ class StochasticWeightAveraging(WeightAveraging):
     is called without gradients, and its logged values are discarded.
 
     Validation runs with the trained weights. Checkpoints contain the same entries as those of :class:`WeightAveraging`.
-    In a run that resumes, the statistics of batch norm are computed at its end.
+    A resumed run computes the statistics of batch norm at its end.
 
     Args:
         swa_lrs: the constant learning rate, or one for each parameter group.

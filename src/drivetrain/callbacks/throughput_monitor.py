@@ -23,8 +23,8 @@ class ThroughputMonitor(Callback):
     In training it logs on the steps on which the loggers are written; in an evaluation, at its end. Only at these
     points does it wait for the device. The time of validations does not count as training. The logged names are those
     of :class:`Throughput`, as in ``train/device/samples_per_sec``. If the module has ``flops_per_batch``, the
-    operations of one batch on one device, it also logs ``train/device/flops_per_sec`` and ``train/device/mfu``. A run
-    that resumes continues to count.
+    operations of one batch on one device, it also logs ``train/device/flops_per_sec`` and ``train/device/mfu``. A
+    resumed run continues the totals of the earlier one.
 
     Args:
         batch_size_fn: returns the number of samples in a batch.

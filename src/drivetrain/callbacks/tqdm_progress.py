@@ -69,7 +69,7 @@ class TQDMProgressBar(ProgressBar):
 
     @property
     def val_progress_bar(self) -> Any:
-        """The bar of the running evaluation, or of the last one; the other properties return the same."""
+        """The bar of the running evaluation, or of the last one; the properties below are aliases."""
         return self._bar(False)
 
     sanity_progress_bar = test_progress_bar = predict_progress_bar = val_progress_bar

@@ -22,21 +22,21 @@ from drivetrain.callbacks._progress_estimate import Rest
 from drivetrain.callbacks._progress_thread import DRAWING
 
 SERVER = "KUBEFLOW_TRAINER_SERVER_URL"
-"""The address for reports. Two more variables name files: the authority that has signed the server's certificate, and
+"""The address for reports. Two more variables name files: one with the certificate authority of the server, one with
 the token, which Kubernetes replaces about every hour.
 """
 
 _CA_CERT, _TOKEN = "KUBEFLOW_TRAINER_SERVER_CA_CERT", "KUBEFLOW_TRAINER_SERVER_TOKEN"
-_LINE = 1000  # bytes of an answer that are looked at
+_LINE = 1000  # bytes of an answer that are read
 
 
 class TrainJobStatus(Callback):
     """Posts percent, remaining time and metrics of a fit to the TrainJob's status; rank 0 alone.
 
-    The Trainer adds it if ``KUBEFLOW_TRAINER_SERVER_URL`` is set. Kubeflow Trainer sets it since version 2.2, with the
-    feature gate ``TrainJobStatus``. A thread of its own posts when the training begins, every ``each_s`` seconds, and
-    once when it has ended. The metrics are the values logged with ``prog_bar=True``, or else the loss. A post that
-    fails changes nothing for the fit: the first failure is logged, and the next post is tried as usual.
+    The Trainer adds the callback if ``KUBEFLOW_TRAINER_SERVER_URL`` is set, which Kubeflow Trainer does since version
+    2.2, with the feature gate ``TrainJobStatus``. A separate thread posts when the training begins, every ``each_s``
+    seconds, and once when it has ended. The metrics are the values logged with ``prog_bar=True``, or else the loss. A
+    failed post does not affect the fit: the first failure is logged, and the next post is tried as usual.
     """
 
     changes_in_validation = False
@@ -48,7 +48,7 @@ class TrainJobStatus(Callback):
     """How long the server may take to answer."""
 
     last_s: float = 1.0
-    """How long the end of a fit waits at most for the last post; not at all after a failure."""
+    """How long the end of a fit waits for the last post at most; after a failed post, it does not wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class _Reporter(threading.Thread):
             self._report()
 
     def finish(self, wait_s: float) -> None:
-        """End the thread with a last post; wait at most so long for it."""
+        """End the thread with a last post; wait at most ``wait_s`` seconds for it."""
         self._completed = True
         self.stopped.set()
         self.join(0 if self._failed else wait_s)
@@ -108,7 +108,7 @@ class _Reporter(threading.Thread):
                 self._failed = True
                 with DRAWING:  # so that the line does not break a bar
                     any_rank_info(
-                        f"Kubeflow Trainer did not take a report of the progress: {error or type(error).__name__}. "
+                        f"A progress report to Kubeflow Trainer has failed: {error or type(error).__name__}. "
                         "Training continues, and so do the reports; further failures are not logged."
                     )
 
@@ -147,7 +147,7 @@ class _Reporter(threading.Thread):
         if not token.isascii() or not token.isprintable():  # otherwise http.client raises an error that shows it
             raise ValueError(f"the file {os.environ[_TOKEN]}, which {_TOKEN} names, holds no token")
         context = ssl.create_default_context(cafile=os.environ.get(_CA_CERT))
-        port = url.port or http.client.HTTPS_PORT  # without one, http.client looks for it in an IPv6 address
+        port = url.port or http.client.HTTPS_PORT  # without a port, http.client searches an IPv6 address for one
         connection = http.client.HTTPSConnection(url.hostname, port, timeout=self._timeout_s, context=context)
         try:  # unlike urllib.request, it follows no redirection, which could send the token elsewhere
             head = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
@@ -167,7 +167,7 @@ def _status_of(connection: socket.socket, timeout_s: float) -> int:
     """
     deadline, line = time.monotonic() + timeout_s, b""
     while b"\n" not in line and len(line) < _LINE:
-        connection.settimeout(max(deadline - time.monotonic(), 1e-3))  # for all of it, however slowly it comes
+        connection.settimeout(max(deadline - time.monotonic(), 1e-3))  # one deadline for the complete line
         if not (more := connection.recv(_LINE)):
             break
         line += more

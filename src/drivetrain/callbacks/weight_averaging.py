@@ -159,7 +159,7 @@ class WeightAveraging(KeepsWeights):
         if self.n_averaged and not self._in_module:
             self._exchange()
             rank_zero_info(
-                f"{type(self).__name__}: the module now has the average of its weights, of {self.n_averaged} updates."
+                f"{type(self).__name__}: the module now has the average of its weights over {self.n_averaged} updates."
             )
         elif not self.n_averaged and not trainer.fast_dev_run:
             rank_zero_warn(

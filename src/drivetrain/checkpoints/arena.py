@@ -21,7 +21,7 @@ from drivetrain.checkpoints.unread import HOST
 from drivetrain.checkpoints.writer_process import ALIGNMENT, CONTROL
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})  # a checkpoint has thousands of numbers in random states
-_MARGIN = 1.05  # of the memory that a copy needs: what its pickled structure and the allocator take besides
+_MARGIN = 1.05  # a copy needs more memory than its tensors: for its pickled structure, and for the allocator
 
 
 class NoRoomError(Exception):
@@ -31,12 +31,13 @@ class NoRoomError(Exception):
 class Arena:
     """Memory for the copies of one checkpoint, reused by the next one.
 
-    It is one file without a name in memory, which another process can map too, so its number of descriptors does not
-    depend on the number of tensors. It grows to the size of the largest checkpoint, and is never written while a copy
-    in it is used: :meth:`clear` says when it is free.
+    It is one unnamed file in memory, which another process can map too, so it needs one descriptor for any number of
+    tensors. It grows to the size of the largest checkpoint. Copies in it are not overwritten until :meth:`clear` is
+    called.
 
     Attributes:
-        descriptor: the open file. size: its size in bytes.
+        descriptor: the open file.
+        size: its size in bytes.
     """
 
     def __init__(self) -> None:
@@ -60,20 +61,20 @@ class Arena:
         os.close(self.descriptor)
 
     def clear(self) -> None:
-        """Use the memory again from its start: the copies that were made before are not needed any more."""
+        """Use the memory again from its start; the caller no longer needs the copies in it."""
         self._used = CONTROL
         self._views_before, self._views = self._views, {}
         del self._mapped[:-1]
 
     def hurry(self, now: bool) -> None:
-        """Say whether this process waits for the one that reads the memory, which else leaves time for training."""
+        """Set whether this process waits for the writing process, which otherwise leaves the processors to training."""
         if self._map is not None:
             self._map[0] = now
 
     def hold(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return a tensor in this memory for each tensor, see :func:`copied`; :meth:`fill` copies the values.
 
-        A device whose memory is locked in place copies the values at this point of its stream.
+        If this memory is locked for the device, the device copies the values at this point of its stream.
 
         Raises:
             NoRoomError: the host has too little memory.
@@ -92,9 +93,10 @@ class Arena:
         return copies
 
     def fill(self) -> None:
-        """Copy the values of the tensors that :meth:`hold` was called with; other threads run Python meanwhile.
+        """Copy the values of the tensors passed to :meth:`hold`; other threads can run Python meanwhile.
 
-        Devices may still copy when it returns, before all that they are told later; :meth:`wait` waits for that.
+        When it returns, devices may still be copying, before any later operation of theirs; :meth:`wait` waits for
+        them.
         """
         unfilled, self._unfilled = self._unfilled, []
         devices = {tensor.device for _, tensor in unfilled} - {HOST}
@@ -182,7 +184,7 @@ def _pin(device: torch.device, address: int, size: int) -> Callable[[], object] 
 
 
 def _new_memory() -> int:
-    """Return the descriptor of a new file in memory; never a standard stream's, which the other process has itself."""
+    """Return the descriptor of a new file in memory: above 2, because the other process has standard streams too."""
     with contextlib.ExitStack() as stack:
         if hasattr(os, "memfd_create"):
             stack.callback(os.close, descriptor := os.memfd_create("drivetrain-checkpoint"))
@@ -248,8 +250,8 @@ def _is_dense(value: Any) -> bool:
 def _map_tensors(
     function: Callable[[Tensor], Any], value: Any, other: Callable[[Any], Any], is_tensor: Callable[[Any], bool]
 ) -> Any:
-    """Return ``value`` with ``function`` applied to the tensors for which ``is_tensor`` is true, and ``other`` to what
-    else is no container.
+    """Return ``value`` with ``function`` applied to the tensors for which ``is_tensor`` is true, and ``other`` to all
+    other leaves.
     """
     kind = type(value)
     if kind is dict or kind is OrderedDict:
@@ -268,7 +270,7 @@ def _map_tensors(
 
 
 def available_memory() -> int | None:
-    """Return how many bytes of host memory this process can still use; ``None`` where the system does not say.
+    """Return how many bytes of host memory this process can still use; ``None`` if the system does not provide it.
 
     The limit of a container (cgroup) counts, where there is one.
     """
@@ -287,7 +289,7 @@ def available_memory() -> int | None:
 
 
 def _cache_of(folder: Path) -> int:
-    """Return the bytes of files in memory, which count as used, and which the system gives up for a process."""
+    """Return the bytes of cached files, which count as used although the system frees them when memory is needed."""
     with contextlib.suppress(OSError, ValueError):
         entries = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         return int(entries.get("inactive_file", 0)) + int(entries.get("active_file", 0))

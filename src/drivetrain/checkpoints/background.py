@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.base import files
+from drivetrain.base.introspect import calls
 from drivetrain.base.rank_zero import any_rank_info
 from drivetrain.base.restoring import shown_error
 from drivetrain.checkpoints import file
@@ -25,7 +26,7 @@ from drivetrain.checkpoints.writer import Writer, WriterEndedError
 from drivetrain.errors import CheckpointError, ConfigurationError, shown
 
 _LOCK_PAUSE_S, _LOCK_PATIENCE_S = 0.02, 600.0
-_LONG_S = 60.0  # after which a line says what the process waits for
+_LONG_S = 60.0  # after which a log line says what the process waits for
 
 
 class Later:
@@ -47,10 +48,10 @@ class AsyncCheckpointIO(CheckpointIO):
 
     :meth:`save_checkpoint` returns when the checkpoint's tensors are copied to host memory, or when a GPU has been
     told to copy them before anything else. The host must have room for two copies; if it has not, the save waits
-    until the checkpoint is written, and logs that. Local files are written by a process of its own, which starts when
-    a fit starts or an Engine sets up a model, and which gets only the processor time that training leaves; other
-    stores and addresses write in a thread. A ModelCheckpoint removes and ranks files when they are written, and the
-    end of a run waits for them. If a write fails, the next save or the end of the run raises its error.
+    until the checkpoint is written, and logs that. A separate process writes local files. It starts when a fit starts
+    or an Engine sets up a model, and gets only the processor time that training leaves. A thread writes to addresses
+    and through other stores. A ModelCheckpoint ranks and removes files when they are written, and the end of a run
+    waits for them. If a write fails, the next save or the end of the run raises its error.
 
     Args:
         checkpoint_io: the store that writes and reads; ``None``: files, as by default.
@@ -77,11 +78,11 @@ class AsyncCheckpointIO(CheckpointIO):
         # path -> a write that is running, or whose error was not raised yet
         self._writes: dict[str, Future[Any]] = {}
         self._running: list[Future[Any]] = []  # the writes of the last save
-        self._copies: Future[None] = Future()  # done when the copies of the last save are made, or devices make them
+        self._copies: Future[None] = Future()  # done when the copies of the last save are made, or devices are at it
         self._copies.set_result(None)
         self._saving = 0  # how many contexts of one_save() are open
         self._in_place = False  # whether the running save has no copy, see hold()
-        self._is_new = False  # whether the running save may replace no file
+        self._is_new = False  # whether the running save must not replace a file
 
     def __getstate__(self) -> dict[str, Any]:
         return {"checkpoint_io": self.checkpoint_io}  # a thread and a process cannot be pickled
@@ -115,8 +116,8 @@ class AsyncCheckpointIO(CheckpointIO):
 
     @contextlib.contextmanager
     def alone_in(self, folder: str | Path) -> Iterator[None]:
-        """Context that chooses names in ``folder`` and begins to write under them. Until they are written, other runs
-        wait before they choose a name: so none replaces the file of another.
+        """Context for choosing file names in ``folder`` and beginning to write them. Other runs choose names only after
+        these files are written, so no run replaces the file of another.
         """
         self._settle()
         unlock = _locked(folder)
@@ -141,7 +142,7 @@ class AsyncCheckpointIO(CheckpointIO):
     def one_save(self) -> Iterator[None]:
         """Context of a save, in which :meth:`hold` and :meth:`begin` may be called several times, for its files.
 
-        At its start the files of the save before must be written, because its copies are overwritten.
+        It first waits until the files of the previous save are written, because it overwrites their copies.
 
         Raises:
             CheckpointError: a file of the save before could not be written.
@@ -191,11 +192,11 @@ class AsyncCheckpointIO(CheckpointIO):
         _finish(self._running)
 
     def hold(self, tree: Any, path: str | Path) -> Any:
-        """Return a copy of ``tree`` for :meth:`begin`, in a context of :meth:`one_save`; when that ends, its values are
-        decided, though devices may still copy them.
+        """Return a copy of ``tree`` for :meth:`begin`; the caller is in a context of :meth:`one_save`. Changes of
+        ``tree`` after that context do not reach the copy, even if devices are still copying.
 
-        If the host has no room for a copy, or an object cannot be copied, it is ``tree`` itself, the context waits for
-        the write, and a log line gives the reason.
+        If the host has no room for a copy, or an object cannot be copied, the result is ``tree`` itself, the context
+        waits for the write, and a log line gives the reason.
         """
         hold = fresh  # another store may keep the tensors, so each save needs memory of its own
         if self._is_for_process(path):
@@ -214,7 +215,7 @@ class AsyncCheckpointIO(CheckpointIO):
         return os.name == "posix" and file.writes_files(self.checkpoint_io) and not files.is_remote(path)
 
     def begin(self, path: str | Path, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Call ``function`` in the thread, after what was begun before; until it returns, ``path`` is not durable."""
+        """Call ``function`` in the thread, after earlier calls; until it returns, ``path`` is not durable."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drivetrain-checkpoints")
         self._writes[str(path)] = future = self._thread.submit(function, *args)
@@ -229,7 +230,7 @@ class AsyncCheckpointIO(CheckpointIO):
         return write
 
     def after(self, source: str | Path, path: str | Path, function: Callable[..., Any], *args: Any) -> None:
-        """Begin ``function``, which makes ``path`` of ``source``, for when ``source`` is written; not if that fails."""
+        """Call ``function``, which makes ``path`` from ``source``, when ``source`` is written; not if that fails."""
         written = self._writes[str(source)]
 
         def when_written() -> None:
@@ -267,10 +268,10 @@ class AsyncCheckpointIO(CheckpointIO):
         return None
 
     def write_records(self, path: Path, records: list[tuple[str, Any]], **options: Any) -> dict[str, Any] | None:
-        """Write a file in the process, see :meth:`Writer.write`, if there is one that works; :meth:`begin` calls it.
+        """Write a file in the writing process, if that works: see :meth:`Writer.write`. Called through :meth:`begin`.
 
         Returns:
-            What the process has answered; ``None``: the caller must write the file itself.
+            The answer of the process; ``None``: the caller must write the file itself.
         """
         self._wait_for_copies()
         if self._writer is None or self._in_place:
@@ -290,6 +291,14 @@ class AsyncCheckpointIO(CheckpointIO):
 
     # ---- as the store behind it --------------------------------------------------------------------------------
 
+    exists = calls("checkpoint_io.exists")
+    find = calls("checkpoint_io.find")
+    is_complete = calls("checkpoint_io.is_complete")
+    is_sharded = calls("checkpoint_io.is_sharded")
+    link_target = calls("checkpoint_io.link_target")
+    resolve = calls("checkpoint_io.resolve")
+    written_at = calls("checkpoint_io.written_at")
+
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
@@ -298,21 +307,6 @@ class AsyncCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         self.wait(path)
         self.checkpoint_io.remove_checkpoint(path)
-
-    def is_sharded(self, path: str | Path) -> bool:
-        return self.checkpoint_io.is_sharded(path)
-
-    def written_at(self, path: str | Path) -> float | None:
-        return self.checkpoint_io.written_at(path)
-
-    def exists(self, path: str | Path) -> bool:
-        return self.checkpoint_io.exists(path)
-
-    def find(self, folder: str | Path, pattern: str) -> list[str]:
-        return self.checkpoint_io.find(folder, pattern)
-
-    def is_complete(self, path: str | Path) -> bool:
-        return self.checkpoint_io.is_complete(path)
 
     def copy(self, source: str | Path, path: str | Path, link: bool = False, replaces: bool = True) -> bool:
         """Copy or link ``source``; if ``source`` is still being written, the thread does it afterwards, and this call
@@ -324,12 +318,6 @@ class AsyncCheckpointIO(CheckpointIO):
             return False
         self.after(source, path, self.checkpoint_io.copy, source, path, link, replaces)
         return True
-
-    def link_target(self, path: str | Path) -> str | None:
-        return self.checkpoint_io.link_target(path)
-
-    def resolve(self, path: str | Path) -> str:
-        return self.checkpoint_io.resolve(path)
 
     def is_durable(self, path: str | Path) -> bool:
         write = self._writes.get(str(path))
@@ -378,7 +366,7 @@ def _finish(writes: Iterable[Future[Any]]) -> None:
 
 
 def _has_written(path: Path, records: Iterable[tuple[str, Any]]) -> bool:
-    """Whether the process had given the file its name when it ended: the structure, which has random states, is equal.
+    """Whether the process renamed the file before it ended: its structure, which contains random states, is equal.
 
     Such a file is complete; without this check it would count as another run's.
     """
@@ -436,7 +424,7 @@ _stores: weakref.WeakSet[AsyncCheckpointIO] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
-    """Give each store of a forked process a thread and a process of its own: it has no thread of its parent's."""
+    """Reset each store in a forked process, which has none of its parent's threads."""
     for store in list(_stores):
         store._forget()
 

@@ -61,7 +61,7 @@ _PICKLE = types.SimpleNamespace(__name__=__name__, Pickler=_Pickler)
 def write_unread(value: Any, stream: IO[bytes]) -> None:
     """Write ``value`` as :func:`write` does, and read each :class:`UnreadTensor` in it only when it is written.
 
-    So the memory for one of them is needed at a time. ``torch.save`` would read all of them first.
+    So only one of them is in memory at a time. ``torch.save`` would read all of them first.
 
     Raises:
         CheckpointError: an unread tensor's file is missing or damaged.
@@ -129,7 +129,7 @@ class _UnreadPickler(_Pickler):
             self._forms[obj.dtype] = torch.empty((), dtype=obj.dtype).__reduce_ex__(2)  # type: ignore[no-untyped-call]
         rebuild, (kind, _, _, _, needs_grad, _, *rest) = self._forms[obj.dtype]
         offset = 0 if source is obj else obj.storage_offset()
-        # the hooks are a dictionary for each tensor: equal objects would be one object in the file
+        # each tensor gets its own dictionary of hooks, because a shared one would be one object in the file
         place = offset, tuple(obj.shape), obj.stride()
         return rebuild, (_Pending(source, kind), *place, needs_grad, OrderedDict(), *rest)
 
@@ -153,7 +153,7 @@ class _UnreadPickler(_Pickler):
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether ``value`` is a tensor of the host without anything besides its numbers."""
+    """Whether ``value`` is a dense tensor in host memory without a gradient, hooks or attributes."""
     if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
         return False
     special = value.requires_grad or value.is_quantized or value.is_nested or value.is_conj() or value.is_neg()

@@ -66,8 +66,8 @@ class TorchCheckpointIO(CheckpointIO):
 
     By default, only plain data is read. Other objects in a checkpoint of another trainer are left out with a warning.
     torch's older format, which has no checksums, is read too. With ``weights_only=False`` all objects are unpickled,
-    and a file can contain code that runs then. Use it only for your own files. ``parity.current().pickle`` makes it the
-    default for files with other data.
+    and a file can contain code that runs then. Use it only for your own files. ``parity.current().pickle`` makes False
+    the default for files with other data.
     """
 
     @classmethod
@@ -222,8 +222,8 @@ class TorchCheckpointIO(CheckpointIO):
 def save(
     checkpoint: Mapping[str, Any], path: str | Path, write: Callable[[dict[str, Any], Path | str, bool], R]
 ) -> R | None:
-    """Write ``checkpoint`` to the file ``path`` by calling ``write`` with its content, the file or address, and whether
-    it must be new; return what that returns.
+    """Write ``checkpoint`` to the file ``path``: call ``write`` with its content, the file or address, and whether that
+    must be new. Return the result of ``write``.
 
     Raises:
         CheckpointError: the file could not be written; the previous one is complete.
@@ -358,7 +358,7 @@ def _removing(path: str | Path) -> Iterator[None]:
     """Context that removes a local checkpoint.
 
     Raises:
-        CheckpointError: the file system does not let it.
+        CheckpointError: the file system refuses.
     """
     try:
         yield

@@ -252,7 +252,7 @@ def reading(weights_only: bool | None) -> dict[str, Any]:
 
 
 def background_of(store: FileAnswers) -> AsyncCheckpointIO | None:
-    """Return ``store`` if it is an AsyncCheckpointIO, to whose saves several ranks can contribute."""
+    """Return ``store`` if it is an AsyncCheckpointIO, to whose saves several ranks can contribute; else ``None``."""
     module = sys.modules.get("drivetrain.checkpoints.background")  # imported by a program that uses it
     return store if module is not None and isinstance(store, module.AsyncCheckpointIO) else None
 

@@ -1,7 +1,7 @@
-"""Which parts of which tensors a process has written into a checkpoint's folder: see sharded.py.
+"""Lists of the parts of tensors that each process has written into a checkpoint's folder: see sharded.py.
 
-The manifest lists them, or if all processes together have very many, a file of each process lists its own. Then the
-process that completes the checkpoint has as little to do as with few parts.
+Usually the manifest contains all lists. If all processes together have very many parts, each process writes its list
+into a file of its own, so the process that completes the checkpoint has little to do.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ class Piece:
 
     Attributes:
         file: the file's name.
-        at: the offset of its bytes in the file. crc32: their checksum. offsets, shape: the position and shape of the
-            part in the tensor.
+        at: the offset of its bytes in the file.
+        crc32: their checksum.
+        offsets, shape: the position and shape of the part in the tensor.
     """
 
     file: str
@@ -60,7 +61,7 @@ def plain_of(tensors: Mapping[str, Stored]) -> dict[str, Any]:
 
 
 def tensors_of(plain: Mapping[str, Any]) -> dict[str, Stored]:
-    """Return the tensors of which :func:`plain_of` has made ``plain``."""
+    """Reverse :func:`plain_of`."""
     return {
         name: Stored(
             each["dtype"], tuple(each["shape"]),

@@ -102,8 +102,8 @@ def warn_of_descriptions(noted: Iterable[str]) -> None:
     """Warn once about values of which only descriptions could be restored."""
     if places := ", ".join(noted):
         rank_zero_warn(
-            f"Of some values in the checkpoint only a description comes back: {places}. Import the modules that define "
-            "the classes and functions before you load it; set values that were stored as descriptions yourself."
+            f"Some values in the checkpoint are restored as descriptions only: {places}. Import the modules that "
+            "define the classes and functions before you load it; set values that were stored as descriptions yourself."
         )
 
 

@@ -19,7 +19,6 @@ parameters.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import math
 import os
@@ -33,6 +32,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.base import files
+from drivetrain.base.memory import content_of
 from drivetrain.base.restoring import COUNT, Form, count, entry, expect, restoring
 from drivetrain.checkpoints import json_tree
 from drivetrain.checkpoints.part_lists import (
@@ -107,7 +107,7 @@ def write_tensors(folder: Folder, name: str, parts: Iterable[Part]) -> Written:
         for tensor_name, part, whole, (offsets, shape) in parts:
             # these calls copy only if necessary
             on_host = part.detach().resolve_conj().resolve_neg().cpu().contiguous()
-            content = _memory_of(on_host)
+            content = content_of(on_host)
             padding = bytes(-at % _ALIGNMENT)
             stream.write(padding)
             stream.write(content)
@@ -127,13 +127,6 @@ def list_all(written: Written, tensors: Mapping[str, Tensor]) -> None:
         written.tensors.setdefault(name, Stored(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
 
 
-def _memory_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor in host memory; the caller must keep the tensor alive while it uses them."""
-    if not tensor.numel():
-        return memoryview(b"")
-    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
-
-
 def write_content(file: Path | str, content: bytes) -> None:
     """Write a small file, durably; an OSError says why it could not be written."""
     with files.replacing(file, durable=True) as stream:
@@ -147,7 +140,7 @@ def list_apart(
     processes: int,
     write: Callable[[Path | str, bytes], None] = write_content,
 ) -> Written:
-    """If all ``processes`` have very many parts of tensors, write the list of this process's into the file ``name``.
+    """If all ``processes`` have very many parts of tensors, write this process's list of them into the file ``name``.
 
     Returns:
         ``written``, with that file instead of the parts.

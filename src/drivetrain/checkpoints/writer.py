@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from drivetrain.base.memory import content_of
 from drivetrain.checkpoints import writer_process
 from drivetrain.checkpoints.arena import Arena
 
@@ -139,5 +140,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> bytes:
-    tensor = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-    return bytes(tensor.cpu().numpy())
+    tensor = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu()
+    return bytes(content_of(tensor))

@@ -1,4 +1,4 @@
-"""The program of the process that writes checkpoints in the background. It knows no torch, so it starts at once.
+"""The program of the process that writes checkpoints in the background. It imports no torch, so it starts at once.
 
 It reads orders from its standard input, each a file to write, and answers each on its standard output. The bytes are in
 memory that the parent process shares, or in the order itself. It ends when its parent ends; a file that is not complete
@@ -30,7 +30,7 @@ LENGTHS = struct.Struct("<QQ")
 ALIGNMENT = 64  # bytes; torch's own, and that of checkpoints/sharded.py
 CONTROL = 64  # bytes at the start of the shared memory: the first is not 0 while the parent waits for this process
 _CHUNK = 2**22  # bytes that are written between two rests
-_SHARE = 0.1  # of the time this process works, unless the parent waits: it slows the other processors down too
+_SHARE = 0.1  # the share of the time in which this process works, unless the parent waits; its work slows training down
 _LARGE = 2**20  # bytes; a smaller file says nothing about the time between two checkpoints
 _LONGEST_REST_S = 0.02  # after which it looks again whether the parent waits
 _LOWEST_PRIORITY = 19
@@ -44,7 +44,8 @@ def main(memory: int, orders: int = 0, answers: int = 1) -> None:
     """Carry out orders until the parent process ends.
 
     Args:
-        memory: the descriptor of the shared memory. orders, answers: those of the pipes.
+        memory: the descriptor of the shared memory.
+        orders, answers: the descriptors of the pipes.
     """
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(each, signal.SIG_IGN)  # they are meant for the training, which may still save

@@ -90,8 +90,8 @@ def fetches_ahead(loader: Any, num_batches: float = float("inf")) -> bool:
 
     The next batch is fetched early only with workers, or if nothing else shows which batch is the last. It is never
     fetched early with ``num_workers=0`` and a known length: that would change the order of draws from the global random
-    generators, compared with a plain loop. With the
-        switch ``early_iterators``, the length is also known if a limit of ``num_batches`` ends the pass.
+    generators, compared with a plain loop. With ``early_iterators`` of :mod:`drivetrain.parity`, the length is also
+    known if a limit of ``num_batches`` ends the pass.
     """
     if any(getattr(part, "num_workers", 0) > 0 for part in parts_of(loader)):
         return True
@@ -175,8 +175,8 @@ def _behind(batches: Any) -> Any:
 def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None:
     """Exhaust ``items`` after its last batch, unless a limit has cut the pass short.
 
-    An object that is its own iterator is not exhausted: it would lose the first batch of its next pass. With the switch
-    ``early_iterators``, nor is a DataLoader without workers.
+    An object that is its own iterator is not exhausted: it would lose the first batch of its next pass. With
+    ``early_iterators`` of :mod:`drivetrain.parity`, nor is a DataLoader without workers.
     """
     loader = _behind(batches)
     as_then = parity.current().early_iterators and isinstance(loader, DataLoader) and loader.num_workers == 0
@@ -370,7 +370,7 @@ def make_room_for_sockets(loader: Any) -> None:
     util.Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-100)
     rank_zero_info(
         f"The path of the temporary folder {tempfile.gettempdir()} is too long for sockets, through which loaders get "
-        f"batches from their workers. They lie in {folder}."
+        f"batches from their workers. The sockets are in {folder}."
     )
 
 

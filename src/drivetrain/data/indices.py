@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
 
 from drivetrain.data.batched import start_pass
 from drivetrain.data.combined import CombinedLoader, without_restart
-from drivetrain.data.resample import SamplerProxy, replaced
+from drivetrain.data.resample import SamplerProxy, drawn_by, replaced
 from drivetrain.errors import ConfigurationError
 
 
@@ -38,10 +37,8 @@ class RecordedIndices:
         self._given: deque[list[Any]] = deque()
         self._recorder: _Recorder | None = None
         self._source = loader
-        if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-            batched = loader.batch_sampler is not None
-            self._recorder = _Recorder(loader.batch_sampler if batched else loader.sampler, batched)
-            place = "batch_sampler" if batched else "sampler"
+        if place := drawn_by(loader):
+            self._recorder = _Recorder(getattr(loader, place), batched=place == "batch_sampler")
             self._source = replaced(loader, **{place: self._recorder, "in_order": True})
 
     def __len__(self) -> int:

@@ -61,9 +61,9 @@ def objects_kept(roots: Iterable[Any]) -> Iterator[None]:
     """Context that restores everything reachable from ``roots`` at its end: attributes, small containers, random
     generators.
 
-    Tensors, modules, and objects of drivetrain and of the standard library are not followed. An object that has a
-    running generator or one of Python's own iterators as an attribute is left as it is, with all that it has: its
-    iterator cannot be restored, and the items that it has taken from it would be lost.
+    Tensors, modules, and objects of drivetrain and of the standard library are not followed. An object with a running
+    generator, or one of Python's own iterators, as an attribute is not restored at all: the iterator cannot be rewound,
+    so the items that the object has already taken from it would be lost.
     """
     seen: dict[int, Any] = {}
     waiting, back = list(roots), list[Callable[[], None]]()
@@ -141,7 +141,7 @@ _NOT_FOLLOWED = frozenset(
 
 
 def _refill(kind: Any, container: Any, items: Any) -> None:
-    """Replace the items by the methods of ``kind``: a subclass may have others."""
+    """Replace the items of ``container`` with the methods of ``kind``, because a subclass may override them."""
     kind.clear(container)
     (kind.update if isinstance(items, dict) or kind is set else kind.extend)(container, items)
 

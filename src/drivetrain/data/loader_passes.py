@@ -33,7 +33,7 @@ POSITION: Form = {
     "workers?": {count: (None, check_worker_state)}, "workers_after?": {count: (None, check_worker_state)},
     "seed?": COUNT,
 }  # fmt: skip
-"""Its form, of one loader and without the random states in which the pass began."""
+"""The form of a position of one loader, without the random states in which its pass began."""
 
 
 class Passes:
@@ -155,7 +155,7 @@ class Passes:
         ):
             raise CheckpointError(
                 f"The checkpoint was saved with another kind of training loader, and a {type(self.loader).__name__} "
-                "cannot go on where that one was. Resume with the loader it was saved with."
+                "cannot continue at its position. Resume with the loader it was saved with."
             )
         self._given, self._begun, self._ended = position["given"], position["begun"], position["ended"]
         self._before = position["before"]
@@ -207,7 +207,7 @@ class Passes:
 class StatefulPasses(Passes):
     """A loader with ``state_dict`` and ``load_state_dict``, which saves its position itself.
 
-    In a position of another number of ranks its state may be ``None``: then the finished batches are fetched again.
+    A position saved with another number of ranks may lack its state; then the finished batches are fetched again.
     """
 
     can_repeat = False  # a stateful loader cannot go back by one batch
@@ -215,8 +215,8 @@ class StatefulPasses(Passes):
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
         self._left: Iterator[Any] | None = None  # the rest of a resumed pass
-        # a loaded state and its batch: until the next one, it is also the position, and the loader is not asked for it,
-        # because some loaders change what they have loaded when they are
+        # a batch number and the state loaded there. Until the next batch, this state is the position: the loader is not
+        # asked for another one, because that call changes the loaded state of some loaders
         self._loaded: tuple[int, Any] | None = None
 
     def _leave(self) -> None:

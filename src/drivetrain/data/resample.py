@@ -26,7 +26,7 @@ class SamplerProxy:
         return len(self._sampler)
 
     def slices(self, dataset: Any) -> Iterator[Any] | None:
-        """Start a pass as :func:`drivetrain.data.batched.slices` does; ``None``: this object looks at the indices."""
+        """Start a pass as :func:`drivetrain.data.batched.slices` does; ``None`` if this object needs each index."""
         return None
 
     def __getattr__(self, name: str) -> Any:
@@ -68,10 +68,10 @@ def without_shuffle(loader: Any) -> Any:
     Raises:
         ConfigurationError: a batch sampler without a ``sampler`` determines the order.
     """
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+    if not (place := drawn_by(loader)):
         return loader
-    drawn_from: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    batches = loader.batch_sampler is not None or isinstance(drawn_from, BatchSampler)
+    drawn_from: Any = getattr(loader, place)
+    batches = place == "batch_sampler" or isinstance(drawn_from, BatchSampler)
     if batches and getattr(drawn_from, "sampler", None) is not None:
         drawn_from = drawn_from.sampler
     if _is_fixed(drawn_from):
@@ -80,7 +80,7 @@ def without_shuffle(loader: Any) -> Any:
         ordered: Sampler[Any] = copy.copy(drawn_from)
         ordered.shuffle = False  # type: ignore[attr-defined]
     else:
-        ordered = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
+        ordered = SequentialSampler(loader.dataset)
     in_order = with_sampler(loader, ordered)
     rank_zero_warn(
         f"The loader {type(loader).__name__} draws its samples with a {type(drawn_from).__name__}, but every epoch "
@@ -105,13 +105,19 @@ def with_every_sample(loader: Any) -> Any:
     return replaced(loader, batch_sampler=every, drop_last=False)
 
 
+def drawn_by(loader: Any) -> str:
+    """Return the attribute that draws the indices of samples: "batch_sampler", or "sampler" for a loader without one.
+
+    The result is "" for a loader that is no DataLoader, or that has an iterable-style dataset.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return ""
+    return "sampler" if loader.batch_sampler is None else "batch_sampler"
+
+
 def draws_samples(loader: Any) -> bool:
     """Whether ``loader`` is a DataLoader that iterates with torch's own methods and uses a sampler."""
-    return (
-        isinstance(loader, DataLoader)
-        and not isinstance(loader.dataset, IterableDataset)
-        and type(loader).__iter__ is DataLoader.__iter__
-    )
+    return drawn_by(loader) != "" and type(loader).__iter__ is DataLoader.__iter__
 
 
 def replaced(loader: L, **attributes: Any) -> L:

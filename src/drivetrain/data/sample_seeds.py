@@ -28,15 +28,13 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.seed import seed_from_environ
 from drivetrain.data.batched import SeesDataset, reason_for_samples
 from drivetrain.data.kept import set_worker_state, worker_state
-from drivetrain.data.resample import SamplerProxy, draws_samples, replaced
+from drivetrain.data.resample import SamplerProxy, drawn_by, draws_samples, replaced
 from drivetrain.data.stateful import is_stateful
 
 
 @dataclass
 class SampleSeeds:
-    """What the numbers of samples depend on, beside their indices.
-
-    All are read when an iterator is created.
+    """What the random numbers of samples depend on, besides their indices; read when an iterator is created.
 
     Attributes:
         seed: the seed of the run.
@@ -55,7 +53,7 @@ class SampleSeeds:
 
 
 def seed_of_program() -> int:
-    """Return the seed that ``seed_everything`` has set; without one, print a line, and return 0."""
+    """Return the seed that ``seed_everything`` has set; without one, log a line and return 0."""
     seed = seed_from_environ()
     if seed is None:
         rank_zero_info(
@@ -68,8 +66,9 @@ def seed_of_program() -> int:
 def seeded(loader: Any, seeds: SampleSeeds) -> Any:
     """Return a copy of ``loader`` whose samples draw the same random numbers in any process.
 
-    A loader whose batches are fetched as a whole draws none, and is returned itself. So is, with a warning, a loader
-    whose indices are unknown: one that is not a DataLoader, has an iterable-style dataset, or keeps its own position.
+    A loader whose batches are fetched as a whole draws none, and is returned unchanged. A loader whose indices are
+    unknown is also returned unchanged, with a warning: one that is not a DataLoader, has an iterable-style dataset, or
+    keeps its own position.
 
     Args:
         loader: any loader.
@@ -87,7 +86,7 @@ def seeded(loader: Any, seeds: SampleSeeds) -> Any:
         return loader
     with suppress(ImportError):
         import numpy  # noqa: F401  # torch's workers import it too; a dataset may import it in its first sample
-    place = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    place = drawn_by(loader)
     samples = _Samples(loader)
     changes = {
         place: _Keyed(getattr(loader, place), seeds),
@@ -111,8 +110,8 @@ class _Keyed(SamplerProxy):
 
 
 class _Samples:
-    """Replaces a data set in a DataLoader, whose draws come from a :class:`_Keyed`; ``collate`` replaces its
-    ``collate_fn``, which gets the draw itself.
+    """Replaces the dataset of a DataLoader whose sampler is a :class:`_Keyed`. It returns each draw itself, and
+    ``collate``, which replaces the loader's ``collate_fn``, fetches the samples.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:

@@ -30,7 +30,7 @@ from drivetrain.data import sample_seeds
 from drivetrain.data.batched import batched, iterate, slices
 from drivetrain.data.kept import generator_states, set_generator_states, set_worker_state, worker_state
 from drivetrain.data.loader_passes import Passes, Position, length_of, random_state, set_random_state
-from drivetrain.data.resample import SamplerProxy, replaced
+from drivetrain.data.resample import SamplerProxy, drawn_by, replaced
 
 if TYPE_CHECKING:
     from drivetrain.data.sample_seeds import SampleSeeds
@@ -55,7 +55,7 @@ class SampledPasses(Passes):
         if seeds is not None:
             source = sample_seeds.seeded(loader, seeds)
         source = batched(source, pins)
-        place = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        place = drawn_by(loader)
         self._draws = _Draws(getattr(source, place), self._generators)
         changes: dict[str, Any] = {place: self._draws}
         self._seeds: _Seeds | None = None
@@ -109,9 +109,7 @@ class SampledPasses(Passes):
         return self._running
 
     def _count(self, source: Iterator[Any]) -> Iterator[Any]:
-        if self._seeds is None:
-            return super()._count(source)
-        return self._count_carried(source)
+        return super()._count(source) if self._seeds is None else self._count_carried(source)
 
     def _count_carried(self, source: Iterator[Any]) -> Iterator[Any]:
         for batch, carried in source:

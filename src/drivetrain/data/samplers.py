@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from drivetrain.base.introspect import reads
@@ -27,11 +27,11 @@ from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.data.batched import Order, as_list, drawn_order, draws_each_once
 from drivetrain.data.combined import without_restart
 from drivetrain.data.kept import generator_states, set_generator_states
-from drivetrain.data.resample import SamplerProxy, replaced
+from drivetrain.data.resample import SamplerProxy, drawn_by, replaced
 from drivetrain.errors import ConfigurationError
 
 Agree = Callable[[Any], Any]
-"""What rank 0 has, on every rank."""
+"""Returns rank 0's argument on every rank."""
 
 
 class Share(NamedTuple):
@@ -59,8 +59,8 @@ def share(
     """Return a copy of ``loader`` that yields this rank's part of each global batch; ``None`` if the loader is not
     split.
 
-    Not split are a loader that is not a DataLoader, one with an iterable-style data set or a DistributedSampler, and a
-    loader that this function has returned.
+    A loader is not split if it is no DataLoader, has an iterable-style dataset or a DistributedSampler, or was returned
+    by this function.
 
     Args:
         loader: the user's loader, which does not change.
@@ -77,10 +77,9 @@ def share(
     Raises:
         ConfigurationError: the order has no length, so its end is unknown.
     """
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+    if not (place := drawn_by(loader)):
         return None
-    batched = loader.batch_sampler is not None
-    drawn: Any = loader.batch_sampler if batched else loader.sampler
+    drawn = getattr(loader, place)
     if isinstance(drawn, (DistributedSampler, RankBatches)) or isinstance(
         getattr(drawn, "sampler", None), DistributedSampler
     ):
@@ -103,7 +102,7 @@ def share(
         batches = DealtBatches(drawn, rank, world_size, agree)
     if draws is not None:
         batches.draws = draws
-    return replaced(loader, **{"batch_sampler" if batched else "sampler": batches})
+    return replaced(loader, **{place: batches})
 
 
 def samples_in(loader: Any, batches: int) -> int | None:
@@ -118,9 +117,9 @@ def samples_in(loader: Any, batches: int) -> int | None:
         The number of complete batches if they come from a user's own batch sampler; ``None`` if the number is unknown:
         for loaders that are not DataLoaders.
     """
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+    if not (place := drawn_by(loader)):
         return None
-    drawn: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    drawn = getattr(loader, place)
     if isinstance(drawn, RankBatches):
         return drawn.items_in(batches)
     if not _groups_samples(loader):
@@ -138,31 +137,30 @@ def order_of(loader: Any) -> dict[str, Any] | None:
     ``own_batches``, whether a user's batch sampler makes the batches, so that positions count batches. The result is
     ``None`` unless the loader is a DataLoader over a map-style dataset.
     """
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+    if not (place := drawn_by(loader)):
         return None
-    drawn: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    drawn = getattr(loader, place)
     if isinstance(drawn, DealtBatches):
         drawn = drawn._sampler
     sampler: Any = getattr(drawn, "sampler", drawn)
     while isinstance(sampler, SamplerProxy):
         sampler = sampler._sampler
-    draws_samples = drawn is not sampler or loader.batch_sampler is None
+    draws_samples = drawn is not sampler or place == "sampler"
     options = {name: getattr(sampler, name, None) for name in ("replacement", "seed", "shuffle")}
     return {
         "sampler": type(sampler).__name__,
         "samples": len(sampler) if draws_samples and isinstance(sampler, Sized) else None,
         "dataset": len(loader.dataset) if isinstance(loader.dataset, Sized) else None,
         "options": {name: value for name, value in options.items() if isinstance(value, (bool, int))},
-        "own_batches": loader.batch_sampler is not None
-        and not (isinstance(drawn, SlicedBatches) or _groups_samples(loader)),
+        "own_batches": place == "batch_sampler" and not (isinstance(drawn, SlicedBatches) or _groups_samples(loader)),
     }
 
 
 def _groups_samples(loader: Any) -> bool:
     """Whether the batches are torch's groups of ``batch_size`` samples, and not those of a user's batch sampler.
 
-    A subclass of DataLoader may have an equal class of its own for them, as torchdata's has; such a loader has a batch
-    size, and one to which a batch sampler was passed has none.
+    A subclass of DataLoader, such as torchdata's, may make these groups with a class of its own. Such a loader has a
+    batch size; a loader that was passed a batch sampler has none.
     """
     drawn = loader.batch_sampler
     return type(drawn) is BatchSampler or (isinstance(drawn, BatchSampler) and loader.batch_size is not None)
@@ -202,7 +200,7 @@ class RankBatches(SamplerProxy, ABC):
         return len(self._sampler)
 
     def batches_before(self) -> int:
-        """Return the number of batches as which the part of the order up to :attr:`divided_from` counts."""
+        """Return how many batches the part of the order before :attr:`divided_from` counts as."""
         return max(self.divided_from // self._size, 1) if self.divided_from else 0
 
     def items_in(self, batches: int) -> int:

@@ -69,8 +69,7 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
 
 
 def leave(rest: Iterator[Any]) -> None:
-    """Abandon ``rest``. The loader must start ``rest`` before, because otherwise its next pass would yield the rest
-    again.
+    """Abandon ``rest``, but start it first: otherwise the loader's next pass would yield the rest again.
 
     The body of a generator function only runs when its first batch is requested, so the loaded state has not been used
     yet.

@@ -62,20 +62,19 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
         deferred: leave out what :func:`_window_start` can add later; ``rng`` may be a function that returns the state.
 
     Returns:
-        A dictionary with these entries; an entry without a value may be missing.
+        A dictionary with these entries, some of which may be missing:
 
         - ``progress``: the counters. ``rng``: the random state. ``data``: this rank's position in the training loader.
         - ``samples``: the samples of this epoch that all ranks together have done; batches with a user's batch sampler.
-        - ``order``: a result of :func:`drivetrain.data.samplers.order_of`.
-        - ``data_ranks``: the number of ranks that share one order of samples; ``None``: each has its own loader.
+        - ``order``: as :func:`~drivetrain.data.samplers.order_of` returns it. ``data_ranks``: how many ranks share it.
         - ``divided_from``: if the epoch was resumed with another batch size, the number of samples before that.
         - ``window``, ``gradients``: of an incomplete window. ``logged``: the epoch's running reductions.
-        - ``exact``: whether a run that resumes here equals an uninterrupted one. ``cut_off``: the optimizer has stepped,
-          and the rest of its batch did not run.
+        - ``exact``: a run that resumes here equals an uninterrupted one.
+        - ``cut_off``: the optimizer has stepped, and the rest of its batch did not run.
         - ``settled``: the log's flush, the validation and the schedulers that follow the last batch are done, too.
         - ``callbacks``, ``buffers``, ``options`` (of optimizers and schedulers), ``rank_state``, ``precision`` (a
           function): the states at the point where the run resumes, if the present states belong to another point.
-        - ``ahead``: the names of callbacks whose states belong to a later point.
+          ``ahead``: the callbacks whose states belong to a later one.
 
     Raises:
         CheckpointError: an optimizer was interrupted in the middle of its step.

@@ -33,12 +33,12 @@ class ExportMixin:
     """Gives a module its export methods. Each runs ``forward`` in evaluation mode and without gradients.
 
     An exported model has no Trainer: ``self.trainer`` is ``None`` in its ``forward``. Afterwards the module is
-    unchanged, including the mode of every submodule. A file is first written under another name, so that a failure
-    keeps an older one; missing folders are created.
+    unchanged, including the mode of every submodule. A file is first written under another name, so a failure does not
+    damage an existing file; missing folders are created.
     """
 
     example_input_array: Any = None
-    """Inputs for ``forward`` that show its shapes: one argument, a tuple of them, or a mapping of those with names."""
+    """Example inputs of ``forward``: one argument, a tuple of positional arguments, or a mapping of named arguments."""
 
     def to_onnx(self, file_path: str | Path | IO[bytes] | None = None, input_sample: Any = None, **kwargs: Any) -> Any:
         """Return the model as ONNX.
@@ -98,7 +98,7 @@ class ExportMixin:
         return exported
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """Return what ``torch.jit.script(module)`` compiles: the module without its run."""
+        """Return what ``torch.jit.script(module)`` compiles: the module without its Trainer."""
         return detached(self)  # type: ignore[arg-type]  # self is a LightningModule
 
     def to_tensorrt(
@@ -169,7 +169,7 @@ def _require(method: str, *packages: str) -> None:
 
 @contextmanager
 def _target(given: str | Path | IO[bytes] | None) -> Iterator[str | None]:
-    """Do the work of :func:`_replacing`; for an open file, yield another path, whose content is written to the file at
+    """Do the work of :func:`_replacing`; for an open file, yield a temporary path, and copy its content to the file at
     the end.
     """
     if given is None or isinstance(given, (str, Path)):
@@ -181,7 +181,7 @@ def _target(given: str | Path | IO[bytes] | None) -> Iterator[str | None]:
         yield str(whole)
         if len(others := os.listdir(folder)) > 1:
             raise ConfigurationError(
-                f"The weights are too large for one file, and became {', '.join(sorted(others))}. Give to_onnx a path."
+                f"The weights are too large for one file: torch wrote {', '.join(sorted(others))}. Pass to_onnx a path."
             )
         given.write(whole.read_bytes())
 
@@ -247,7 +247,7 @@ def without_logging(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> Iterator[Arguments | None]:
-    """Context for running ``forward`` :func:`undisturbed`, in the precision of the module's run if it has one.
+    """Context for running ``forward``: :func:`undisturbed`, and in the precision of the module's Trainer if it has one.
 
     Args:
         module: the module to run; need not be a LightningModule.
@@ -290,13 +290,13 @@ class _NoBook:
 
 @contextmanager
 def _exportable(module: Any) -> Iterator[nn.Module]:
-    """Context that yields ``module`` without its run, in evaluation mode."""
+    """Context that yields ``module`` without its Trainer, in evaluation mode."""
     with undisturbed(module):
         yield detached(module)
 
 
 def detached(module: nn.Module) -> nn.Module:
-    """Return a copy of ``module`` with the same parameters and without its run."""
+    """Return a copy of ``module`` with the same parameters and without its Trainer."""
     return _detached(module, {})
 
 
@@ -334,7 +334,7 @@ def _detached_class(cls: type[Any]) -> tuple[type[Any], frozenset[str]]:
 
 
 def _detached(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
-    """Return a copy of ``module`` with the same parameters and without its run; submodules of this kind are copied too.
+    """Do the work of :func:`detached`; submodules of this kind are copied too.
 
     Args:
         module: the outermost module; it is not changed.

@@ -5,7 +5,6 @@ For each frozen parameter, such a checkpoint contains a fingerprint: its shape, 
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.compiled import plain_names
+from drivetrain.base.memory import content_of
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import expect, restoring
 from drivetrain.base.torch_private import version_of
@@ -74,17 +74,15 @@ def _say_what_stays(module: nn.Module, frozen: Collection[str]) -> None:
     if stay:
         rank_zero_info(
             f"save_trainable_only: checkpoints hold {len(stay)} parameters that require no gradient, such as "
-            f"{stay[0]}, because an optimizer has them. To leave them out, give it only those that require one."
+            f"{stay[0]}, because an optimizer has them. To leave them out, pass it only those that require a gradient."
         )
 
 
 def fingerprint(tensor: Tensor) -> dict[str, Any]:
     """Return shape, dtype and a digest of the bytes of ``tensor``."""
     host = tensor.detach().cpu().contiguous()
-    digest = hashlib.sha256()
-    if host.numel():
-        digest.update((ctypes.c_char * (host.numel() * host.element_size())).from_address(host.data_ptr()))
-    return {"shape": list(host.shape), "dtype": str(host.dtype).removeprefix("torch."), "sha256": digest.hexdigest()}
+    digest = hashlib.sha256(content_of(host)).hexdigest()
+    return {"shape": list(host.shape), "dtype": str(host.dtype).removeprefix("torch."), "sha256": digest}
 
 
 def check_base(module: nn.Module, checkpoint: Mapping[str, Any], strict: bool) -> bool:
@@ -143,9 +141,9 @@ def _check_names(module: nn.Module, state: Mapping[str, Any], frozen: Collection
     missing, unexpected = sorted(own - there), sorted(there - own - set(frozen))
     if missing or unexpected:
         parts = [
-            f"{what} {', '.join(names[:5])}" for what, names in (("no", missing), ("besides", unexpected)) if names
+            f"{what} {', '.join(names[:5])}" for what, names in (("lacks", missing), ("has also", unexpected)) if names
         ]
         raise CheckpointMismatchError(
-            f"The checkpoint does not fit {type(module).__name__}: it holds {' and '.join(parts)}. Build the module as "
+            f"The checkpoint does not fit {type(module).__name__}: it {' and '.join(parts)}. Build the module as "
             "it was trained, or set strict_loading = False on it."
         )

@@ -229,24 +229,25 @@ class HookTable:
     changes in that hook.
 
     Attributes:
-        spans: measures hooks as actions of a profiler: a :class:`drivetrain.loops.spans.Spans`; ``None`` without one.
+        spans: a :class:`drivetrain.loops.spans.Spans`, which measures hooks for a profiler; ``None`` without a
+            profiler.
         completes: hooks in which an exception is raised only after all overrides were called. In a fit with a callback
             that saves on exceptions, these are the hooks that end a batch, a validation or an epoch: the checkpoint is
             then saved after all overrides have run, and a resumed run need not repeat them.
         observers: objects that observe the run without changing it. A method with the name of a hook is called, without
-            arguments, after all overrides of that hook, outside steps. Observers are also called in phases without a
-            hook: ``nothing_trained``, ``window_without_step(output)``, ``before_validation`` (in a fit),
-            ``batches_ended`` and ``epoch_closed`` (before a training epoch's end hooks, and after the epoch is
-            complete), ``values_left(rows)`` and ``logged_nan(names, step)`` (of the log), ``results_agreed(stage)``,
-            ``before_save`` (of a checkpoint; it may raise, so that nothing is saved), ``state_alone`` (of a save
-            after an exception; what it returns is equal on ranks with equal states), ``checkpoint_saved(path, step)``
-            (of a ModelCheckpoint, durable), ``step_bound(step)`` (it returns the step to run in its place).
+            arguments, after all overrides of that hook, outside steps. Other methods are called in phases without a
+            hook: ``nothing_trained``; ``window_without_step(output)``; ``before_validation``, in a fit;
+            ``batches_ended``, before a training epoch's end hooks; ``epoch_closed``, when the epoch is complete;
+            ``values_left(rows)`` and ``logged_nan(names, step)``, by the log; ``results_agreed(stage)``;
+            ``before_save``, which may raise to prevent a checkpoint; ``state_alone``, for a save after an exception:
+            its results are equal on ranks with equal states; ``checkpoint_saved(path, step)``, when a ModelCheckpoint's
+            file is durable; ``step_bound(step)``, which returns the step to run instead.
 
     Args:
         trainer, module, callbacks, strategy: objects with hooks; those of callbacks get ``(trainer, module)`` first.
         bases: the classes whose methods do not count as overrides: those of the module and of callbacks; and the class
             of the callbacks that save.
-        book: the logbook, which is told the running hook; the hook determines the defaults of ``self.log``.
+        book: the logbook; the running hook determines the defaults of ``self.log``.
     """
 
     def __init__(
@@ -424,7 +425,7 @@ def _call_all(calls: Sequence[Call], *args: Any) -> None:
             call(*args)
         except BaseException as error:
             if first is not None:
-                rank_zero_warn(f"After {first!r}, another hook of the same moment failed: {error!r}.")
+                rank_zero_warn(f"After {first!r}, another override of the same hook failed: {error!r}.")
             first = first or error
     if first is not None:
         raise first

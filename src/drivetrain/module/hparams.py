@@ -86,7 +86,7 @@ class HyperparametersMixin:
     """
 
     _hparams_name: str | None = None
-    """The argument of ``__init__`` that was saved as a whole; "kwargs" if they were saved one by one."""
+    """The argument of ``__init__`` whose items are the hyperparameters; "kwargs" if arguments were saved one by one."""
 
     _log_hyperparams: bool = False
     """Whether the loggers get the hyperparameters."""
@@ -141,9 +141,8 @@ class HyperparametersMixin:
                     f"{type(self).__name__} called save_hyperparameters with an object and with names, {names}. The "
                     "items of the object are saved, and names have no effect beside it. Leave them out."
                 )
-            # An object that was passed as one argument is passed as one argument again when the class is built from a
-            # checkpoint; if a derived class passed the object to its base, it is passed under the derived class's name
-            # for it.
+            # load_from_checkpoint passes the object as this argument again. If a derived class passed the object to its
+            # base class, the name is the derived class's.
             passed = [key for key, value in (arguments or {}).items() if value is objects[0]]
             name = passed[-1] if passed else name
         else:

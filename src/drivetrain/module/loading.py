@@ -75,20 +75,20 @@ _PARTS_OF_A_RUN = PARTS_WITHOUT_REFERENCES | HYPERPARAMETERS | {"callbacks", "lo
 
 
 class _CalledOnInstance(ConfigurationError, TypeError):
-    """The error is also a TypeError, as for other wrong calls in Python."""
+    """A class method was called on an instance; also a TypeError, as other wrong calls in Python."""
 
 
 class LoadableMixin:
     """Gives a module or a data module :meth:`load_from_checkpoint`."""
 
     CHECKPOINT_HYPER_PARAMS_KEY: ClassVar[str] = "hyper_parameters"
-    """Under which key a checkpoint holds the hyperparameters, for hooks that add to them."""
+    """The checkpoint's key for the hyperparameters; hooks may add to them."""
 
     CHECKPOINT_HYPER_PARAMS_NAME: ClassVar[str] = "hparams_name"
-    """Where it says of which argument they are the items; "kwargs": of none."""
+    """The key for the argument whose items they are; its value is "kwargs" if arguments were saved one by one."""
 
     CHECKPOINT_HYPER_PARAMS_TYPE: ClassVar[str] = "hparams_type"
-    """Where files of other makes name the hyperparameters' class; it is neither written nor read here."""
+    """The key under which Lightning's files name the class of the hyperparameters, which drivetrain does not need."""
 
     @_class_only
     def load_from_checkpoint(

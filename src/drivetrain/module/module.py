@@ -338,7 +338,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
 
         Args:
             use_pl_optimizer: return each as a :class:`~drivetrain.module.optimizers.LightningOptimizer`, whose ``step``
-                applies the precision and counts; False: the original optimizers.
+                applies the precision and counts in ``global_step``; False: the original optimizers.
         """
         if self._trainer is None and self.fabric is not None:
             own = self.__dict__["_engine_optimizers"]

@@ -198,7 +198,7 @@ def _config(entry: Any, optimizers: list[Any], by_hand: bool) -> LRSchedulerConf
     config = LRSchedulerConfig(**settings)
     if isinstance(scheduler, ReduceLROnPlateau) and scheduler.mode == "min" and is_higher_better(config.monitor):
         rank_zero_warn(
-            f'ReduceLROnPlateau takes the lowest value of {config.monitor!r} for the best, as its mode is "min". Write '
+            f'ReduceLROnPlateau treats the lowest {config.monitor!r} as the best, because its mode is "min". Write '
             'ReduceLROnPlateau(optimizer, mode="max") if a higher value is better.'
         )
     if config.reduce_on_plateau and config.monitor is None and not by_hand:
