@@ -197,8 +197,7 @@ class Trainer(TrainerView):
         self.engine.stall_timeout_s = None  # a Trainer lets a process watch each run, not the complete program
         self.engine.launcher.stop_timeout_s = self.settings.stop_timeout_s
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
-        self._failed_loggers = list[Any]()
-        self.ranks_of_job = list[dict[str, Any]]()  # see Outcome.ranks
+        self._failed_loggers, self.ranks_of_job = list[Any](), list[dict[str, Any]]()  # see Outcome.ranks
         self._program: dict[str, str] = {}  # digests of the newest fit: see last.py; set last, for __setattr__
 
     # ---- entry points --------------------------------------------------------------------------------------------
