@@ -33,9 +33,9 @@ def digest(values: Iterable[Any]) -> str:
 
 @torch.no_grad()
 def numbers_of(tensors: list[Tensor]) -> list[int]:
-    """Return 64 bits for each tensor, 0 for one without bits; the host waits once for the devices.
+    """Return a 64-bit fingerprint of each tensor's content; 0 if it has no readable content, as on the meta device.
 
-    On the host, SHA-1 over the bytes is some 20 times as fast as arithmetic on tensors.
+    The host waits for the devices once. On the host, SHA-1 over the bytes is some 20 times as fast as arithmetic on tensors.
     """
     found: list[int] = [0] * len(tensors)
     rest: list[int] = []

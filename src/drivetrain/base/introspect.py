@@ -269,7 +269,7 @@ def reads(path: str, doc: str | None = None, writable: bool = False) -> Any:
 
 
 def calls(path: str) -> Any:
-    """Return a method that calls the method at ``path`` of the object with its arguments."""
+    """Return a method that passes its arguments on to ``self.<path>``; ``path`` may be dotted."""
     find = attrgetter(path)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -29,7 +29,8 @@ class ThroughputMonitor(Callback):
     Args:
         batch_size_fn: returns the number of samples in a batch.
         length_fn: returns the number of items, such as tokens, in a batch.
-        available_flops: the peak of one device in operations per second; ``None``: known for common GPUs.
+        available_flops: the peak of one device in operations per second; ``None``: that of a table
+            of common GPUs; for other devices, ``mfu`` is not logged.
         window_size: the number of logged values over which a rate is computed.
         separator: the string between the parts of a name.
 

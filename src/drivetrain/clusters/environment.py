@@ -319,7 +319,9 @@ def _in_type(environment: ClusterEnvironment, name: str, given: Any, member: Any
 
 
 def _pair_names(cls: type[ClusterEnvironment], new: str, old: str) -> None:
-    """If ``cls`` defines a property or its method of the first generation, define the other one too."""
+    """If ``cls`` defines only the property ``new``, or only the method ``old`` that Lightning had before it, define the
+    other one, too.
+    """
     own = vars(cls)
     if new in own and old not in own:
         getter = own[new].fget

@@ -44,8 +44,8 @@ def migrate(checkpoint: State, resuming: bool = False) -> State:
         resuming: whether training resumes from it; one warning then names what the file lacks.
 
     Returns:
-        A new dictionary, or ``checkpoint`` if no conversion is needed. Its ``loops`` have the entry "drivetrain". Keys
-        of callbacks from before 1.5 are bare class names.
+        A new dictionary, or ``checkpoint`` if no conversion is needed. Its ``loops`` have the entry "drivetrain". The
+        state of a callback from a Lightning before 1.5 has the name of its class as its key.
     """
     if not isinstance(checkpoint, Mapping) or "state_dict" not in checkpoint or "drivetrain_version" in checkpoint:
         return checkpoint

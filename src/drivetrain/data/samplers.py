@@ -98,7 +98,7 @@ def share(
             f"split_batches splits batches of a known size, and this loader's come from {type(drawn).__name__}. "
             "Give the DataLoader a batch_size, or leave split_batches out."
         )
-    else:  # the order yields lists from a user's batch sampler, or single samples of a loader without batches
+    else:  # a user's batch sampler, or the sampler of a loader without batches, which yields single indices
         batches = DealtBatches(drawn, rank, world_size, agree)
     if draws is not None:
         batches.draws = draws

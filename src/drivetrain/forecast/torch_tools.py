@@ -90,7 +90,7 @@ def join_fake_ranks(rank: int, world_size: int, timeout: Any) -> None:
     """Make this process rank ``rank`` of ``world_size`` in a process group that exchanges nothing."""
     store = torch_private.FakeStore()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size, timeout=timeout)
-    _ = torch_private.collectives  # its import teaches the fake mode torch's collectives
+    _ = torch_private.collectives  # importing it lets FakeTensorMode run torch's collectives in older versions of torch
 
 
 def stages_know_shapes(stage: Any) -> None:

@@ -41,7 +41,7 @@ class Origin:
         directory: its working directory.
         path: its ``sys.path``.
         argv: its command line.
-        state: its variables, switches and random state.
+        state: its environment variables, torch's global settings, and its random state.
     """
 
     node: str

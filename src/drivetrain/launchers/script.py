@@ -65,8 +65,8 @@ class ScriptLauncher(Launcher):
 
         Raises:
             ConfigurationError: no command would run this program again.
-            SystemExit: always, with the job's exit code: 0; or the exit code of the process that failed first, 128 + n
-                for a signal n; or 128 + n if this process got the signal n.
+            SystemExit: always. Its code is 128 + n if this process got the signal n; otherwise 0 if all processes
+                succeeded, 1 if they hang, and else the exit code of the process that failed first.
         """
         command = command_again()
         variables = variables_of(self.environment, self.num_processes, self.num_nodes)

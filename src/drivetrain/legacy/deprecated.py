@@ -1,4 +1,4 @@
-"""Warnings of earlier generations: what a program writes, and what to write today."""
+"""Deprecation warnings for names of earlier Lightning generations: the name in the program, and today's name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TODAY = tables(__file__, "today.ini")
 
 
 def warn_deprecated(what: str, instead: str, once_for: Any = None) -> None:
-    """Warn that a program should write ``instead``.
+    """Warn that ``what`` is deprecated, and that ``instead`` replaces it.
 
     Args:
         what: the subject of the sentence, such as "Trainer(gpus=2)".

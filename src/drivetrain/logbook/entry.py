@@ -313,7 +313,7 @@ class Entry:
         return value / weight
 
     def combine_by(self, reduce: Callable[..., Any], value: Tensor, mean: Any) -> Tensor:
-        """Return one value by a user's ``reduce``, from this rank's part and the mean of all weights.
+        """Return the value that the ``reduce`` of a user's strategy makes of ``value``, the part of this rank.
 
         For a mean, ``reduce`` gets a number whose average over the ranks is the weighted mean: with equal weights, this
         rank's own mean.

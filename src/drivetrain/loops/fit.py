@@ -109,8 +109,9 @@ def _end_epoch(run: Run) -> None:
 def _close_epoch(run: Run) -> None:
     """Finish an epoch after its end hooks, including those that save.
 
-    A run that resumes here logs the epoch's values again, even if the earlier run has logged them: a duplicate row is
-    better than a missing one. The schedulers step last, so that no later failure can make them step twice.
+    A run that resumes from a checkpoint of these hooks logs the epoch's values again, even if the earlier run has
+    logged them: a duplicate row is better than a missing one. The schedulers step last, so that
+    no later failure can make them step twice.
     """
     progress, book = run.progress, run.book
     if run.validates_last:

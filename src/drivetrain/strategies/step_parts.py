@@ -99,8 +99,8 @@ class Driver:
     window_factor: Callable[[], float | Tensor | None] | None = None
 
     def remaining_factor(self) -> float | Tensor:
-        """Return the factor by which the loop still multiplies the window's gradients after its last backward pass,
-        before clipping.
+        """Return the factor by which the loop multiplies the gradients between a window's last backward pass and
+        clipping.
 
         The factor is 1 if every loss was divided by the final number of batches. It differs if the end of an epoch
         shortens the window, or if losses have weights. The factor is equal on all ranks. It does not include the loss

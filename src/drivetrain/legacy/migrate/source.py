@@ -19,7 +19,8 @@ class Remark(NamedTuple):
 
     Attributes:
         line: the number of the line in the original file.
-        text: a change as "old -> new"; or a difference after "differs:", or the work for a person after "left:".
+        text: "old -> new" for a change, "differs: ..." for code whose result is now another one, and "left: ..." for
+            what a person has to do.
         is_left: whether a person has to do it.
     """
 
