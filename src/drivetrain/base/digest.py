@@ -35,7 +35,8 @@ def digest(values: Iterable[Any]) -> str:
 def numbers_of(tensors: list[Tensor]) -> list[int]:
     """Return a 64-bit fingerprint of each tensor's content; 0 if it has no readable content, as on the meta device.
 
-    The host waits for the devices once. On the host, SHA-1 over the bytes is some 20 times as fast as arithmetic on tensors.
+    The host waits for the devices once. On the host, SHA-1 over the bytes is some 20 times as fast as arithmetic on
+    tensors.
     """
     found: list[int] = [0] * len(tensors)
     rest: list[int] = []
