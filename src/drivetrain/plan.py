@@ -401,7 +401,7 @@ def _devices(
         said = 'devices="auto"' if settings.devices == "auto" else f"devices={settings.devices!r}"
         count, why = reserved_of(reserved, accelerator.auto_device_count(), f"{said}, and this accelerator has")
         if environment.creates_processes_externally and accelerator.autocast_device_type == HOST.type:
-            count = environment.local_world_size(settings.num_nodes)  # devices of the host have no numbers
+            count = environment.local_world_size(settings.num_nodes)  # CPU devices have no indices to count
             why = f"{said}, and the processes on this machine are"
         why = f"{why} {count}"
         cls = None if strategy is None else _class_of(strategy)

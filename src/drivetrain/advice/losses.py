@@ -177,7 +177,7 @@ class LogWatch:
 
     def on_train_end(self) -> None:
         steps, every = self._run.progress.stepped_batches, self._run.limits.log_every_n_steps
-        if self._unlogged and 0 < steps < every:  # with 0 steps, the fit was stopped in its first window
+        if self._unlogged and 0 < steps < every:  # with 0 steps, nothing was due yet
             rank_zero_warn(
                 f"{', '.join(sorted(self._unlogged))}: logged in training steps, but after {steps} steps no logger has "
                 f"seen it, because log_every_n_steps={every}. Write a smaller log_every_n_steps. [DT1027]"

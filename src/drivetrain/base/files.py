@@ -26,7 +26,7 @@ with on_first_use:
 
 _FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 _BUFFER = 1 << 20  # bytes; large, because torch writes many small pieces
-_EARLY = 1 << 25  # bytes after which the disk begins to write a durable file
+_EARLY = 1 << 25  # after each so many bytes of a durable file, the system is asked to begin to write them to the disk
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.EACCES, errno.ENOTSUP, errno.EBADF})
 

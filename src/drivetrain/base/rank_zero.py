@@ -62,9 +62,8 @@ def any_rank_info(message: str, html: str = "") -> None:
     """Log ``message`` at INFO on the logger named "drivetrain"; by default it appears on stderr. In a notebook,
     which shows stderr in red, it is a normal output, as ``html`` if there is one.
 
-    A program can redirect it: as soon as that logger or the root logger has a handler, nothing is written to stderr.
-    Until then, the logger's level and ``logging.disable`` can silence it. Python treats warnings the same: it writes
-    them to stderr while there is no handler.
+    As soon as that logger or the root logger has a handler, nothing is written to stderr; Python does the same with
+    warnings. With or without a handler, the logger's level and ``logging.disable`` can silence the message.
     """
     if log.hasHandlers():
         log.info(message)

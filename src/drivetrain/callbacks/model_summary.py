@@ -332,7 +332,7 @@ def _plain() -> Iterator[None]:
     """Context in which every submodule runs without compilation or fusion, so that hooks see it."""
     fused = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
-        if DYNAMO in sys.modules:  # something may be compiled; importing it only for this check would be slow
+        if DYNAMO in sys.modules:  # nothing is compiled without this module, and importing it is slow
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "Using `torch.compile")  # caused by the counter's hooks, and harmless

@@ -78,7 +78,7 @@ class ReplicaCheck(Callback):
 
     @property
     def state_key(self) -> str:
-        """A key that contains the options: all ranks need equal ones."""
+        """The key of the state. It contains the options, because ranks compare their keys to find different options."""
         options = {"every_n_steps": self.every_n_steps, "on_mismatch": self.on_mismatch, "ignore": self.ignore}
         return self._generate_state_key(**options)
 

@@ -111,7 +111,7 @@ class Writer:
         poll = select.poll()  # unlike select(), for descriptors of any number
         poll.register(answers, select.POLLIN)
         while not poll.poll(1000):
-            if not threading.main_thread().is_alive():  # the program has ended, and waits for this thread
+            if not threading.main_thread().is_alive():  # Python waits for this thread before it exits
                 self._arena.hurry(True)
         try:
             message = writer_process.receive(answers)

@@ -179,7 +179,7 @@ class SLURMEnvironment(ClusterEnvironment):
 
 
 def _in_a_step(environ: Mapping[str, str]) -> bool:
-    """Whether ``srun`` has started this process; older versions of SLURM set the second name."""
+    """Whether ``srun`` has started this process; older versions of SLURM set only SLURM_STEPID."""
     return "SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ
 
 

@@ -122,8 +122,8 @@ class OptimizationView:
     mode.
 
     Lightning nests several objects around the number, ``optim_progress.optimizer.step.total.completed``; here each of
-    these attributes is this object itself. Programs that call an optimizer without its wrapper write their own steps to
-    ``completed``: ``trainer.global_step``, the sum over both modes, changes with it.
+    these attributes is this object itself. A program that calls a torch optimizer directly may count its steps by
+    assigning to ``completed``; ``trainer.global_step``, the sum over both modes, then changes by the same number.
     """
 
     def __init__(self, trainer: Trainer, by_hand: bool) -> None:

@@ -1,4 +1,4 @@
-"""``utilities.seed``: functions with the original's signatures."""
+"""``utilities.seed``: functions with the signatures of Lightning's module of this name."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ _OPTIONS = ("mode", "warmup", "atol", "rtol")
 class FabricSpikeDetection(LossWatch):
     """:class:`drivetrain.callbacks.SpikeDetection` as a callback of Fabric.
 
-    ``fabric.call("on_train_batch_end", fabric=fabric, loss=loss, batch=batch, batch_idx=batch_idx)`` on every rank
-    raises a ``TrainingSpikeException`` on all of them if the loss of one is a spike. Before that, rank 0 writes the
-    batches to leave out.
+    Every rank must call ``fabric.call("on_train_batch_end", fabric=fabric, loss=loss, batch=batch,
+    batch_idx=batch_idx)``. If the loss of a rank is a spike, rank 0 writes the batches to leave out, and the call
+    raises a ``TrainingSpikeException`` on all ranks.
 
     Args:
         arguments: as for :class:`drivetrain.callbacks.SpikeDetection`. Without ``exclude_batches_path`` the file is in

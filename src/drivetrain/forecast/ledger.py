@@ -241,7 +241,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         """Return the recorded value of a tensor, or zero if none was recorded."""
         tensor, line, block = args[0], place[2], place[1]
         if place[0] == "backward":
-            line = self.lines.here()[0]  # in an autograd function of the program; else the engine or DDP reads
+            line = self.lines.here()[0]  # empty if torch's autograd engine or DDP reads the value
         if (counts := _counts_steps()) or not line:  # or drivetrain or torch itself reads, such as a value for a logger
             return tensor.dtype is torch.bool if not tensor.dtype.is_floating_point else float(counts)
         is_known, value = self.values.take((line, block, str(func)))

@@ -54,8 +54,8 @@ class Exchange:
     Attributes:
         name: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv".
         group_ranks: the ranks that take part.
-        bytes: of the complete tensor: of all ranks' parts together for all_gather (output) and reduce_scatter
-            (input), of one rank's tensor for the others.
+        bytes: the size of the output of all_gather and of the input of reduce_scatter, which contain the parts of all
+            ranks; for the others, the size of one rank's tensor.
         dtype: of the exchanged tensor, such as "bfloat16".
         phase: the part of the window in which it was issued.
         block: as in :class:`Operation`.

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_ENDS_S = 10.0  # seconds for a rank that saves nothing to end
+_ENDS_S = 10.0  # seconds in which a rank must end if it has nothing to save
 _POLL_S = 0.1
 _WORKER = "pt_data_worker"  # torch's name for the workers of a DataLoader
 

@@ -1,4 +1,4 @@
-"""Precision members with Lightning's names and signatures, implemented with this package's contract.
+"""Methods and attributes of precisions with Lightning's names and signatures, which call this package's own.
 
 [Note: Lightning's signatures]
 drivetrain calls ``backward(loss, ...)`` between the backward hooks, ``optimizer_step(optimizer, model, closure, ...)``

@@ -24,7 +24,8 @@ def report(error: BaseException, sheet: Sheet | None, summary: Callable[[Excepti
 
     Args:
         error: the exception that ends this rank.
-        sheet: this rank's sheet on the board; ``None``: no process watches this rank.
+        sheet: this rank's part of the board, the shared memory that the watching process reads; ``None``: no process
+            watches this rank.
         summary: returns the text for the other ranks.
     """
     waiting.hurry()

@@ -179,8 +179,8 @@ def _tell(common: Mapping[str, Any], count: int, ranks: int, lost: Sequence[str]
 def _window(parts: Sequence[Mapping[str, Any]], count: int, module: nn.Module, ranks: int) -> State:
     """Return the unfinished window for each of ``ranks``: its state, and complete gradients.
 
-    If losses have weights, the gradients become those of the weighted mean so far, and each rank holds an equal part of
-    the weight.
+    If losses have weights, the gradients are those of the weighted mean loss over all ranks' finished batches, and the
+    sum of the weights is divided equally among the new ranks.
 
     Args:
         parts: the ``restart`` of each rank that has gradients.

@@ -421,7 +421,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def why_not_validated(self) -> str:
-        """Why the fit does not validate, as a sentence for messages and a space; "" if it does."""
+        """A sentence for messages that says why the fit does not validate, with a space at its end; "" if it does."""
         return "" if self._run_parts is None else self._run_parts.why_not_validated()
 
     validates_last = False

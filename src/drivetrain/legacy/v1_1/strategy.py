@@ -1,6 +1,6 @@
-"""Present strategies whose methods call an accelerator of the 1.1 generation, which runs the complete job.
+"""Today's strategies with methods that call an accelerator of Lightning 1.1, where the accelerator ran the whole job.
 
-The accelerator's default methods call ``strategy.usual``: the methods of the present strategy.
+The accelerator's default methods call ``strategy.usual``: the methods of today's strategy.
 """
 
 from __future__ import annotations
