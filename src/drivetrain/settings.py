@@ -136,7 +136,7 @@ class Settings:
         sample_seeds: the random numbers of a training sample depend only on seed, epoch and index.
         replica_check_every: compare the model's replicas every n optimizer steps and before each save; None: never.
         replay_every: compute every n-th optimizer step twice, and warn if the two results differ; None: never.
-        plan_check: "warn": warn if the device's peak memory is 10 % off the estimate of drivetrain plan; None: never.
+        plan_check: "warn": warn if the device's peak memory is a tenth off the estimate of drivetrain plan; None: no.
 
     Raises:
         ConfigurationError: an argument does not accept its value.

@@ -196,9 +196,8 @@ class JointSave:
         found, failed = self._below()
         if failed:
             raise CheckpointError(f"The checkpoint {self._path} was not written, because {failed}")
-        for key in _decided:  # all ranks have read the outcome of the previous save
-            self._store.delete_key(key)
-        _decided.clear()
+        while self._store is not None and _decided:  # all ranks have read the outcome of the previous save
+            self._store.delete_key(_decided.pop())
         return [found[str(rank)] for rank in self._tree[1:]]
 
     def _below(self) -> tuple[dict[str, Any], str]:
