@@ -80,6 +80,7 @@ class WeightAveraging(KeepsWeights):
         self._pairs: list[tuple[Tensor, Tensor]] = []
         self._groups: list[tuple[list[Tensor], list[Tensor]]] = []
         self._in_module = False  # whether the module holds the average, and ``_pairs`` the trained weights
+        self._sharded = False
         self._loaded: Mapping[str, Any] | None = None
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
@@ -110,16 +111,11 @@ class WeightAveraging(KeepsWeights):
                 f"{type(self).__name__} cannot average parameters that DeepSpeed's stage 3 has split up. Use a lower "
                 'stage, or strategy="fsdp".'
             )
-        self._pairs = [
+        self._pair([
             (tensor.detach().to(self._device or tensor.device, copy=True), tensor)
             for tensor in _local_tensors(pl_module, self._use_buffers)
-        ]
-        groups: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
-        for average, own in self._pairs:
-            averages, values = groups.setdefault((average.device, own.device, own.dtype), ([], []))
-            averages.append(average)
-            values.append(own)
-        self._groups = list(groups.values())
+        ])  # fmt: skip
+        self._sharded = any(local_shard(each) is not each for each in pl_module.parameters())
         if self._loaded is not None:
             # Buffers that are not averaged keep their trained values.
             averaged = {id(each) for each in _averaged_buffers(pl_module)} if self._use_buffers else set()
@@ -172,8 +168,25 @@ class WeightAveraging(KeepsWeights):
 
     # ---- the average ---------------------------------------------------------------------------------------------
 
+    def _pair(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        groups: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+        for average, own in pairs:
+            averages, values = groups.setdefault((average.device, own.device, own.dtype), ([], []))
+            averages.append(average)
+            values.append(own)
+        self._pairs, self._groups = pairs, list(groups.values())
+
+    def _find_shards(self) -> None:
+        """Find the module's shards again: with older torch (2.9), FSDP's first forward pass moves shards that it pads
+        to an equal size.
+        """
+        if self._sharded:
+            own = _local_tensors(self.pl_module, self._use_buffers)
+            self._pair([(average, tensor) for (average, _), tensor in zip(self._pairs, own, strict=True)])
+
     @torch.no_grad()
     def _update(self) -> None:
+        self._find_shards()
         for averages, values in self._groups:
             if averages[0].device != values[0].device:
                 values = [value.to(averages[0].device, non_blocking=False) for value in values]
@@ -194,6 +207,7 @@ class WeightAveraging(KeepsWeights):
         The swap writes through ``.data``, so that the parameters' version counters do not change: autograd, and the
         checkpoint after an exception, read those counters.
         """
+        self._find_shards()
         for kept, own in self._pairs:
             values = own.data.clone()
             own.data.copy_(kept)
