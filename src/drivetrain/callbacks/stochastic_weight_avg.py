@@ -22,8 +22,8 @@ from drivetrain.callbacks.weight_averaging import WeightAveraging
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.kept import objects_kept, workers_kept
 from drivetrain.errors import ConfigurationError, check_choice, check_count, is_count, is_number, wrong_value
+from drivetrain.logbook.parts import without_logging
 from drivetrain.loops.pieces import training_step_arguments
-from drivetrain.module.export import without_logging
 from drivetrain.module.optimizers import LRSchedulerConfig
 
 _OWNER = "StochasticWeightAveraging"

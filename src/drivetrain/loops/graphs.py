@@ -30,7 +30,7 @@ from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.torch_private import version_of
-from drivetrain.base.tree import detach, map_leaves
+from drivetrain.base.tree import cloned, detach
 from drivetrain.errors import ConfigurationError, RunError
 from drivetrain.logbook.parts import logging_into, replaced_in
 from drivetrain.loops.graph_parts import (
@@ -213,7 +213,7 @@ class GraphedSteps:
         run.kept.stepping = False
         run.window.load_state_dict(known.window)
         self._log(known.calls, known)
-        return map_leaves(_copied, known.output) if self._returns else known.output
+        return cloned(known.output) if self._returns else known.output
 
     def _replay(self, known: _Recorded, tensors: Sequence[Tensor]) -> None:
         assert known.replay is not None
@@ -348,12 +348,12 @@ class GraphedSteps:
     def _record(self, known: _Recorded, batch: Any) -> None:
         assert self._rates is not None
         run, module, reads = self._run, self._run.module, list[str]()
-        static = map_leaves(_copied, batch)
+        static = cloned(batch)
         known.inputs = signature(static, self._device)[1]
         counted, window, gradients = run.progress.global_step, run.window.state_dict(), self._gradients()
         watched = self._watched or self._watch()
         try:
-            hidden = replaced_in(module, "_trainer", lambda trainer: TrainerWhileRecording(trainer, reads))
+            hidden = replaced_in(module, "_trainer", lambda own: own and TrainerWhileRecording(own, reads))
             with logging_into(module, logs := RecordedLogs()), hidden:
                 index = index_while_recording(reads)
                 known.output, replay = self._recorder.record(lambda: self._run_step(static, index))
@@ -401,7 +401,3 @@ class GraphedSteps:
         if self._run.settings.cuda_graphs is True:
             raise RunError(no_graphs(why))
         self.say(f"steps run without graphs: {why}")
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf

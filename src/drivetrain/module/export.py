@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import lightning_deprecation
 from drivetrain.base.seed import isolate_rng
 from drivetrain.base.torch_private import MODULES, own_modules
-from drivetrain.base.tree import map_leaves, move
+from drivetrain.base.tree import cloned, move
 from drivetrain.errors import ConfigurationError, MissingPackageError
+from drivetrain.logbook.parts import without_logging
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of ``forward``."""
@@ -233,19 +234,6 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def without_logging(module: nn.Module) -> Iterator[None]:
-    """Context in which logging by ``module`` and its submodules is discarded."""
-    books = {part: part.__dict__["_book"] for part in module.modules() if "_book" in part.__dict__}
-    for part in books:
-        part.__dict__["_book"] = _NoBook()
-    try:
-        yield
-    finally:
-        for part, book in books.items():
-            part.__dict__["_book"] = book
-
-
-@contextmanager
 def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> Iterator[Arguments | None]:
     """Context for running ``forward``: :func:`undisturbed`, and in the precision of the module's Trainer if it has one.
 
@@ -269,20 +257,8 @@ def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> 
             sample = move(sample, first.device)
         if trainer is not None and (convert := trainer.engine.input_conversion()) is not None:
             sample = convert(sample)
-        sample = map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, sample)
+        sample = cloned(sample)
         yield None if sample is None else _arguments(sample)
-
-
-class _NoBook:
-    """Replaces a logbook and its entries: accepts all logged values and keeps none."""
-
-    scope = None
-
-    def open_entry(self, *args: Any) -> _NoBook:
-        return self
-
-    def push(self, *args: Any) -> None:
-        pass
 
 
 # ---- the module for exporters ----------------------------------------------------------------------------------------
