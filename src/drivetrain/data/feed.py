@@ -24,21 +24,13 @@ from drivetrain.data.batched import start_pass
 from drivetrain.data.combined import CombinedLoader, without_restart
 from drivetrain.data.indices import RecordedIndices
 from drivetrain.data.kept import parts_of, samplers_of
-from drivetrain.data.loader_passes import Passes
+from drivetrain.data.loader_passes import Passes, sized_length
 from drivetrain.data.passes import CombinedPasses
 from drivetrain.data.stateful import is_stateful
 from drivetrain.errors import ConfigurationError
 
 _LONGEST_SOCKET = 103  # characters in a socket's path that every system supports; Linux allows 107
 _SHORT = "/tmp"
-
-
-def sized_length(loader: Any) -> int | None:
-    """Return ``len(loader)``, or ``None`` if it has no length."""
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def count_batches(loader: Any, limit: int | float, argument: str) -> float:
@@ -205,9 +197,7 @@ def gives_up(loader: Any, num_batches: float) -> bool:
 
     An object that is its own iterator is never abandoned: its next pass continues at its position.
     """
-    length = sized_length(loader)
-    left = num_batches < (float("inf") if length is None else length)
-    return left and not _is_its_own_iterator(loader)
+    return num_batches < sized_length(loader, float("inf")) and not _is_its_own_iterator(loader)
 
 
 def position_after_end(passes: Passes | CombinedPasses, before: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from drivetrain.data.batched import start_pass
 from drivetrain.data.combined import BatchList, CombinedLoader, without_restart
 from drivetrain.data.feed import fetches_ahead
+from drivetrain.data.kept import parts_of
 from drivetrain.loops.evaluate import validates_in
 from drivetrain.loops.loaders import EvalLoader
 from drivetrain.loops.run import ENDLESS, Run
@@ -34,7 +35,7 @@ def start_again(run: Run) -> None:
     loader, num_batches = run.loaders.training(), run.loaders.count_own_training()
     run.loaders.tried.discard("fit")
     _try_out(run, "fit", [loader])
-    for part in loader.flattened if isinstance(loader, CombinedLoader) else [loader]:
+    for part in parts_of(loader):
         _started(part, num_batches == ENDLESS)
 
 
@@ -60,7 +61,6 @@ def _try_out(run: Run, stage: str, loaders: list[Any]) -> None:
     if stage in run.loaders.tried:
         return
     run.loaders.tried.add(stage)
-    for loader in loaders:
-        for part in loader.flattened if isinstance(loader, CombinedLoader) else [loader]:
-            if not isinstance(part, (DataLoader, BatchList)):
-                iter(part)
+    for part in (part for loader in loaders for part in parts_of(loader)):
+        if not isinstance(part, (DataLoader, BatchList)):
+            iter(part)

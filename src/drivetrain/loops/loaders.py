@@ -16,16 +16,9 @@ from drivetrain.base.tree import leaves, map_leaves
 from drivetrain.data import sample_seeds, samplers
 from drivetrain.data.batched import log_fetching
 from drivetrain.data.combined import BatchList, CombinedLoader, arranged, check_iterable
-from drivetrain.data.feed import (
-    count_batches,
-    count_of,
-    fetches_ahead,
-    make_room_for_sockets,
-    seed_workers,
-    sized_length,
-)
+from drivetrain.data.feed import count_batches, count_of, fetches_ahead, make_room_for_sockets, seed_workers
 from drivetrain.data.kept import loader_states, set_loader_states
-from drivetrain.data.loader_passes import Passes
+from drivetrain.data.loader_passes import Passes, sized_length
 from drivetrain.data.passes import CombinedPasses, passes_over
 from drivetrain.data.resample import with_every_sample, without_shuffle
 from drivetrain.errors import ConfigurationError
