@@ -171,7 +171,7 @@ class GraphedSteps:
         known = self._known.get(key)
         if known is not None and known.kept:
             return self._replayed(known, tensors)
-        if self._off:
+        if self._off or (known is not None and known.rejected):
             return self._run_step(batch, batch_idx)
         if known is None and len(self._known) >= MOST_GRAPHS:
             self.say(
@@ -181,8 +181,6 @@ class GraphedSteps:
             )
             return self._run_step(batch, batch_idx)
         known = self._known.setdefault(key, known or _Recorded())
-        if known.rejected:
-            return self._run_step(batch, batch_idx)
         known.seen += 1
         if known.seen <= WARM_UPS:
             return self._warm_up(known, batch, batch_idx, tensors)
