@@ -19,12 +19,15 @@ import torch
 from torch import nn
 
 from drivetrain.base import files
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import lightning_deprecation
 from drivetrain.base.seed import isolate_rng
 from drivetrain.base.torch_private import MODULES, own_modules
 from drivetrain.base.tree import cloned, move
 from drivetrain.errors import ConfigurationError, MissingPackageError
-from drivetrain.logbook.parts import without_logging
+
+with on_first_use:
+    from drivetrain.logbook import parts as logbooks
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of ``forward``."""
@@ -222,7 +225,7 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
     """
     parts = list(module.modules())
     modes = [part.training for part in parts]
-    with nullcontext() if draws else isolate_rng(), torch.no_grad(), without_logging(module):
+    with nullcontext() if draws else isolate_rng(), torch.no_grad(), logbooks.without_logging(module):
         try:
             for part in parts:
                 # not eval(), because a user's train() may have other effects, which could not be undone
