@@ -25,7 +25,6 @@ from drivetrain.data.combined import CombinedLoader, without_restart
 from drivetrain.data.indices import RecordedIndices
 from drivetrain.data.kept import parts_of, samplers_of
 from drivetrain.data.loader_passes import Passes, sized_length
-from drivetrain.data.passes import CombinedPasses
 from drivetrain.data.stateful import is_stateful
 from drivetrain.errors import ConfigurationError
 
@@ -161,7 +160,7 @@ def feed(
 
 def _behind(batches: Any) -> Any:
     """Return the user's loader of a pass over ``batches``."""
-    return batches.loader if isinstance(batches, (Passes, CombinedPasses, RecordedIndices)) else batches
+    return batches.loader if isinstance(batches, (Passes, RecordedIndices)) else batches
 
 
 def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None:
@@ -200,7 +199,7 @@ def gives_up(loader: Any, num_batches: float) -> bool:
     return num_batches < sized_length(loader, float("inf")) and not _is_its_own_iterator(loader)
 
 
-def position_after_end(passes: Passes | CombinedPasses, before: dict[str, Any]) -> dict[str, Any]:
+def position_after_end(passes: Passes, before: dict[str, Any]) -> dict[str, Any]:
     """Return the position of ``passes`` after a loader that was resumed at ``before`` was exhausted.
 
     If a stateful loader yielded no further batch, its earlier state is kept, because the loader may not have a state
@@ -244,7 +243,7 @@ def _ahead(
     batches: Any, source: Iterator[Any], move: Callable[[Any], Any] | None, resumed: Resumed | None
 ) -> Iterator[tuple[Any, bool]]:
     """Fetch one batch ahead; for passes, record the position before each fetch."""
-    passes = batches if isinstance(batches, (Passes, CombinedPasses)) else None
+    passes = batches if isinstance(batches, Passes) else None
     current: Any = None
     fetched = 0
     while True:
