@@ -20,8 +20,7 @@ from drivetrain import parity
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info, rank_zero_warn
 from drivetrain.base.seed import rng_state, worker_seed_init
 from drivetrain.base.tree import was_there
-from drivetrain.data.batched import start_pass
-from drivetrain.data.combined import CombinedLoader, without_restart
+from drivetrain.data.combined import CombinedLoader, start_batches
 from drivetrain.data.indices import RecordedIndices
 from drivetrain.data.kept import parts_of, samplers_of
 from drivetrain.data.loader_passes import Passes, sized_length
@@ -121,9 +120,7 @@ def feed(
         pins: as for :func:`drivetrain.data.batched.start_pass`.
     """
     done = 0 if resumed is None else resumed.done
-    items = without_restart(start_pass(batches, pins)) if started is None else started
-    if isinstance(batches, CombinedLoader) and started is None:
-        items = (item[0] for item in items)
+    items = start_batches(batches, pins) if started is None else started
     is_endless = num_batches == float("inf")
     left = 0 if is_endless else max(int(num_batches) - done, 0)
     source = islice(items, None if is_endless else left)

@@ -12,8 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from drivetrain.data.batched import start_pass
-from drivetrain.data.combined import BatchList, CombinedLoader, without_restart
+from drivetrain.data.combined import BatchList, start_batches
 from drivetrain.data.feed import fetches_ahead
 from drivetrain.data.kept import parts_of
 from drivetrain.loops.evaluate import validates_in
@@ -50,9 +49,7 @@ def start_evaluation(run: Run, group: str, loaders: list[EvalLoader]) -> None:
 
 def _started(loader: Any, takes_first: bool) -> Iterator[Any]:
     """Return an iterator over ``loader``'s batches; ``takes_first``: fetch the first batch now."""
-    source = without_restart(start_pass(loader))
-    if isinstance(loader, CombinedLoader):
-        source = (item[0] for item in source)
+    source = start_batches(loader)
     return chain(list(islice(source, int(takes_first))), source)
 
 
