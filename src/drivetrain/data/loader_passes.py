@@ -214,6 +214,7 @@ class StatefulPasses(Passes):
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
+        self._name = f"the training loader ({type(loader).__name__})"
         self._left: Iterator[Any] | None = None  # the rest of a resumed pass
         # a batch number and the state loaded there. Until the next batch, this state is the position: the loader is not
         # asked for another one, because that call changes the loaded state of some loaders
@@ -253,10 +254,6 @@ class StatefulPasses(Passes):
             self._left = rest_of_pass(self.loader, position["loader"], whole)
         self._loaded = self._given, position["loader"]
         self._prepared = without_restart(self._left)
-
-    @property
-    def _name(self) -> str:
-        return f"the training loader ({type(self.loader).__name__})"
 
 
 def sized_length(loader: Any, unsized: float | None = None) -> Any:
