@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from drivetrain import strategies as plain
-from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.tree import map_leaves
-from drivetrain.checkpoints.io import CheckpointIO
-from drivetrain.compat.fabric_strategies import Strategy
-from drivetrain.precision.precision import Precision
+from drivetrain.compat.fabric_strategies import Strategy, constructor
 from drivetrain.strategies.collectives import operation_of
 from drivetrain.strategies.replicas import Replicas
 
@@ -28,22 +24,14 @@ class FabricDataParallelStrategy(Strategy, plain.DataParallelStrategy):  # type:
 
     _plain: type = plain.DataParallelStrategy
     cluster_environment = None  # there are no other processes
-
-    def __init__(
-        self,
-        accelerator: Accelerator | None = None,
-        parallel_devices: Sequence[torch.device] | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision: Precision | None = None,
-    ) -> None:
-        plain.DataParallelStrategy.__init__(self, accelerator, parallel_devices, checkpoint_io, precision)
+    __init__ = constructor(plain.DataParallelStrategy, "accelerator", "parallel_devices", "checkpoint_io", "precision")
 
     def all_reduce(self, collection: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Return the mean over the elements of each tensor, as for the outputs of several devices; other values
         unchanged.
         """
         operation_of(reduce_op)
-        return map_leaves(_mean if reduce_op in ("mean", "avg", None) else _itself, collection)
+        return map_leaves(_mean, collection) if reduce_op in ("mean", "avg", None) else collection
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
         return super().get_module_state_dict(_without_replicas(module))
@@ -58,7 +46,3 @@ def _without_replicas(module: nn.Module) -> nn.Module:
 
 def _mean(leaf: Any) -> Any:
     return leaf.float().mean().to(leaf.dtype) if isinstance(leaf, Tensor) else leaf
-
-
-def _itself(leaf: Any) -> Any:
-    return leaf

@@ -7,10 +7,10 @@ and derives from drivetrain's strategy, which does the work. An Engine uses it t
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 from weakref import ref
@@ -21,11 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from drivetrain import strategies as plain
-from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.introspect import overrides, reads
 from drivetrain.base.no_init import NoInit
-from drivetrain.checkpoints.io import CheckpointIO, reading
-from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.checkpoints.io import reading
 from drivetrain.compat.members import TRAINER_ONLY, names, refused
 from drivetrain.compat.overrides import Members, overridden_members
 from drivetrain.engine import snapshots
@@ -34,7 +32,6 @@ from drivetrain.engine.wrappers import EngineModule, OptimizerHandle, TakeStep, 
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.familiar import standing_for
-from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
 from drivetrain.strategies.placement import place
 
 Target: TypeAlias = nn.Module | Optimizer | MutableMapping[str, Any] | None
@@ -45,6 +42,26 @@ REFUSED = refused("Fabric's strategies")
 
 MEMBERS = names("may be overridden")["Fabric's strategies"]
 """Members that a strategy for Fabric may override; each override is called, or read."""
+
+_OF_RANKS = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision")
+
+
+def constructor(of: Any, *names: str) -> Any:
+    """Return a constructor with Fabric's arguments in Fabric's order, which calls that of drivetrain's class ``of``.
+
+    An argument has the default that it has there. ``precision`` is called ``precision_plugin`` there.
+    """
+    parameters = dict(inspect.signature(of.__init__).parameters)
+    parameters["precision"] = parameters["precision_plugin"].replace(name="precision")
+    signature = inspect.Signature([parameters[name] for name in ("self", *names)])
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(self, *args, **kwargs).arguments
+        others = given.pop("ddp_arguments", {})
+        of.__init__(**{"precision_plugin" if name == "precision" else name: given[name] for name in given}, **others)
+
+    __init__.__signature__ = signature  # type: ignore[attr-defined]
+    return __init__
 
 
 class FabricVerbs(Verbs):
@@ -243,13 +260,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
     _backward_sync_control: Any = None
     _precision: Precision
 
-    def __init__(
-        self,
-        accelerator: Accelerator | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision: Precision | None = None,
-    ) -> None:
-        super().__init__(accelerator, checkpoint_io, precision)
+    __init__: Any = constructor(plain.Strategy, "accelerator", "checkpoint_io", "precision")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if "_plain" in vars(cls):  # the facts of drivetrain's class, with another object that calls the methods
@@ -387,15 +398,7 @@ class FabricSingleDeviceStrategy(Strategy, plain.SingleDeviceStrategy):
     """
 
     _plain: type = plain.SingleDeviceStrategy
-
-    def __init__(
-        self,
-        device: torch.device | str | int | None = None,
-        accelerator: Accelerator | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision: Precision | None = None,
-    ) -> None:
-        self._plain.__init__(self, device, accelerator, checkpoint_io, precision)  # type: ignore[misc]  # the class that a subclass names
+    __init__ = constructor(plain.SingleDeviceStrategy, "device", "accelerator", "checkpoint_io", "precision")
 
 
 class FabricParallelStrategy(Strategy, plain.ParallelStrategy):
@@ -408,18 +411,7 @@ class FabricParallelStrategy(Strategy, plain.ParallelStrategy):
     """
 
     _plain: type = plain.ParallelStrategy
-
-    def __init__(
-        self,
-        accelerator: Accelerator | None = None,
-        parallel_devices: Sequence[torch.device] | None = None,
-        cluster_environment: ClusterEnvironment | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision: Precision | None = None,
-    ) -> None:
-        plain.ParallelStrategy.__init__(
-            self, accelerator, parallel_devices, cluster_environment, checkpoint_io, precision
-        )
+    __init__ = constructor(plain.ParallelStrategy, *_OF_RANKS)
 
 
 class FabricDDPStrategy(FabricParallelStrategy, plain.DDPStrategy):  # type: ignore[misc]  # the signatures, on purpose
@@ -433,23 +425,9 @@ class FabricDDPStrategy(FabricParallelStrategy, plain.DDPStrategy):  # type: ign
 
     _plain: type = plain.DDPStrategy
     _backward_sync_control = _HeldBackByDDP()
-
-    def __init__(
-        self,
-        accelerator: Accelerator | None = None,
-        parallel_devices: Sequence[torch.device] | None = None,
-        cluster_environment: ClusterEnvironment | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision: Precision | None = None,
-        process_group_backend: str | None = None,
-        timeout: timedelta | None = DEFAULT_TIMEOUT,
-        start_method: str = "popen",
-        **ddp_arguments: Any,
-    ) -> None:
-        plain.DDPStrategy.__init__(
-            self, accelerator, parallel_devices, cluster_environment, checkpoint_io, precision,
-            process_group_backend=process_group_backend, timeout=timeout, start_method=start_method, **ddp_arguments,
-        )  # fmt: skip
+    __init__ = constructor(
+        plain.DDPStrategy, *_OF_RANKS, "process_group_backend", "timeout", "start_method", "ddp_arguments"
+    )
 
 
 def _is_ours(owner: type) -> bool:
