@@ -6,7 +6,7 @@ import ast
 import importlib
 import inspect
 
-from drivetrain.legacy.deprecated import TODAY
+from drivetrain.compat.missing import TODAY
 from drivetrain.legacy.migrate.bindings import Bindings
 from drivetrain.legacy.migrate.flags import rewrite_trainer
 from drivetrain.legacy.migrate.hyperparameters import report_hyperparameters
