@@ -6,7 +6,7 @@ import inspect
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from drivetrain.compat.files import convert
+from drivetrain.module.loading import literal
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
@@ -54,4 +54,4 @@ def _value(text: str) -> Any:
     words = {"true": True, "false": False, "none": None, "yes": True, "no": False}
     if text.lower() in words:
         return words[text.lower()]
-    return convert(text)
+    return literal(text)
