@@ -129,10 +129,7 @@ class Driven(Stepped):
             return closure()
         result = self.source.optimizer_step(optimizer, batch_idx, self.index_of(optimizer), closure, **kwargs)
         if self.facts.earlier.clears_last:
-            module = self.lightning_module
-            for callback in self.trainer.callbacks:
-                callback.on_before_zero_grad(self.trainer, module, optimizer)
-            module.on_before_zero_grad(optimizer)
+            self.trainer.hooks.call("on_before_zero_grad", optimizer)
             self.zero_grad(optimizer)
         return result
 
