@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from drivetrain import strategies as plain
 from drivetrain.base.tree import map_leaves
 from drivetrain.compat.fabric_strategies import Strategy, constructor
 from drivetrain.strategies.collectives import operation_of
-from drivetrain.strategies.replicas import Replicas
 
 
 class FabricDataParallelStrategy(Strategy, plain.DataParallelStrategy):  # type: ignore[misc]  # Fabric's signatures
@@ -32,16 +30,6 @@ class FabricDataParallelStrategy(Strategy, plain.DataParallelStrategy):  # type:
         """
         operation_of(reduce_op)
         return map_leaves(_mean, collection) if reduce_op in ("mean", "avg", None) else collection
-
-    def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        return super().get_module_state_dict(_without_replicas(module))
-
-    def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        super().load_module_state_dict(_without_replicas(module), state_dict, strict)
-
-
-def _without_replicas(module: nn.Module) -> nn.Module:
-    return module.module if isinstance(module, Replicas) else module
 
 
 def _mean(leaf: Any) -> Any:

@@ -33,6 +33,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.placement import place
+from drivetrain.strategies.replicas import Replicas
 
 Target: TypeAlias = nn.Module | Optimizer | MutableMapping[str, Any] | None
 """What a checkpoint is read into: one object, or several by name; ``None``: nothing."""
@@ -372,17 +373,17 @@ class Strategy(plain.Strategy, metaclass=_Served):
 
     def _loaded(self, value: Any) -> Any:
         """Return the object that loads the state of ``value``: an override may load into the wrapped module."""
-        return value if overrides(self, "load_module_state_dict", Strategy) else _without_ddp(value)
+        return value if overrides(self, "load_module_state_dict", Strategy) else _inside(value)
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
         """Return the state of ``module`` for a checkpoint, under the module's own names."""
-        state: dict[str, Any] = _without_ddp(module).state_dict()
+        state: dict[str, Any] = _inside(module).state_dict()
         self._refuse_dtensors(state, "get_module_state_dict", module)
         return state
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Load a result of :meth:`get_module_state_dict`."""
-        _without_ddp(module).load_state_dict(state_dict, strict=strict)
+        _inside(module).load_state_dict(state_dict, strict=strict)
 
     def get_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the state of ``optimizer`` for a checkpoint; every rank calls it."""
@@ -441,5 +442,6 @@ def _bare(value: Any) -> Any:
     return unwrapped(value) if issubclass(type(value), OptimizerHandle) else value
 
 
-def _without_ddp(value: Any) -> Any:
-    return value.module if isinstance(value, DistributedDataParallel) else value
+def _inside(value: Any) -> Any:
+    """Return the module inside a wrapper for several processes or devices."""
+    return value.module if isinstance(value, (DistributedDataParallel, Replicas)) else value
