@@ -28,7 +28,6 @@ from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States, 
 from drivetrain.errors import CheckpointNameError, described
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
-from drivetrain.strategies import sharded_state as sharded
 from drivetrain.strategies.model_parallel import Size
 from drivetrain.strategies.optimizer_states import by_number, parameter_names
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
@@ -47,8 +46,7 @@ class _ShardedStates(States):
     _strategy: _Sharded
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        with self._strategy._on_all_ranks():
-            sharded.load_whole_optimizer_states([optimizer], [self._numbered(optimizer, state)])
+        self._strategy.load_optimizer_states([optimizer], [self._numbered(optimizer, state)], {})
 
     def _numbered(self, optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the state with parameter numbers instead of the names in Lightning's files."""
@@ -63,9 +61,7 @@ class _Sharded(Strategy):
     """Base of both strategies: modules are moved only as shards, and checkpoints may contain shards."""
 
     states = _ShardedStates
-    saves_shards: bool
     large: tuple[str, ...]
-    _on_all_ranks: Callable[[], AbstractContextManager[None]]
     loading: Sequence[nn.Module] = ()  # the modules into which a checkpoint is being read
 
     def load_checkpoint(  # type: ignore[override]
@@ -109,12 +105,11 @@ class _Sharded(Strategy):
         """Return the state of ``module`` for a checkpoint: shards, or complete tensors on rank 0; every rank calls
         it.
         """
-        return sharded.sharded_model_state(module) if self.saves_shards else sharded.whole_model_state(module)
+        return self.module_state(module)
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Load complete tensors, or a folder with shards, into the shards of ``module``."""
-        with self._on_all_ranks():
-            sharded.load_whole_model_state(module, state_dict, strict)
+        self.load_module_state(module, state_dict, strict)
 
 
 class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpose
