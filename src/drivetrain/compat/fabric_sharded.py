@@ -6,7 +6,7 @@ Both are FSDP2 here; see docs/fsdp.md and docs/model_parallel.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -166,13 +166,13 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
         if num_nodes == 1 and on_one is not None and self.options.device_mesh is None:
             self.options = replace(self.options, sharding=on_one)  # with one machine there is nothing to replicate
 
-    def module_sharded_context(self) -> AbstractContextManager[Any]:
-        """Context in which torch's ``wrap(layer)`` selects the layers that are gathered one at a time."""
-        return nullcontext() if self._wraps_layers else self._in_wrapping()
-
     @contextmanager
-    def _in_wrapping(self) -> Iterator[None]:
-        self._wraps_layers = True  # torch's context is not reentrant
+    def module_sharded_context(self) -> Iterator[None]:
+        """Context in which torch's ``wrap(layer)`` selects the layers that are gathered one at a time."""
+        if self._wraps_layers:  # torch's context is not reentrant
+            yield
+            return
+        self._wraps_layers = True
         try:
             with fsdp_wrap.enable_wrap(wrapper_cls=self._wrap):
                 yield
