@@ -5,8 +5,8 @@ Both are FSDP2 here; see docs/fsdp.md and docs/model_parallel.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +28,7 @@ from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States, 
 from drivetrain.errors import CheckpointNameError, described
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
+from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.model_parallel import Size
 from drivetrain.strategies.optimizer_states import by_number, parameter_names
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
@@ -166,18 +167,11 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
         if num_nodes == 1 and on_one is not None and self.options.device_mesh is None:
             self.options = replace(self.options, sharding=on_one)  # with one machine there is nothing to replicate
 
-    @contextmanager
-    def module_sharded_context(self) -> Iterator[None]:
+    def module_sharded_context(self) -> AbstractContextManager[Any]:
         """Context in which torch's ``wrap(layer)`` selects the layers that are gathered one at a time."""
         if self._wraps_layers:  # torch's context is not reentrant
-            yield
-            return
-        self._wraps_layers = True
-        try:
-            with fsdp_wrap.enable_wrap(wrapper_cls=self._wrap):
-                yield
-        finally:
-            self._wraps_layers = False
+            return nullcontext()
+        return entered(standing_for(self, _wraps_layers=True), fsdp_wrap.enable_wrap(wrapper_cls=self._wrap))
 
     def _wrap(self, module: nn.Module, **options: Any) -> nn.Module:
         self._wrapped.add(module)
@@ -194,11 +188,9 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
                 "FSDPStrategy got an auto_wrap_policy, and the program has also wrapped layers itself. Use one "
                 "of the two."
             )
-        self.options = replace(given, auto_wrap_policy=lambda each: any(each is own for own in chosen))
-        try:
+        policy = replace(given, auto_wrap_policy=lambda each: any(each is own for own in chosen))
+        with standing_for(self, options=policy):
             super()._shard(module)
-        finally:
-            self.options = given
 
     @property
     def _fsdp_kwargs(self) -> dict[str, Any]:
