@@ -57,7 +57,10 @@ def constructor(of: Any, *names: str) -> Any:
     signature = inspect.Signature([parameters[name] for name in ("self", *names)])
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(self, *args, **kwargs).arguments
+        try:
+            given = signature.bind(self, *args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{of.__name__}: {error}.") from None
         others = given.pop("ddp_arguments", {})
         of.__init__(**{"precision_plugin" if name == "precision" else name: given[name] for name in given}, **others)
 
