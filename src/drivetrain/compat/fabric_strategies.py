@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from drivetrain import strategies as plain
-from drivetrain.base.introspect import overrides, reads
+from drivetrain.base.introspect import calls, overrides, reads
 from drivetrain.base.no_init import NoInit
 from drivetrain.checkpoints.io import reading
 from drivetrain.compat.members import TRAINER_ONLY, names, refused
@@ -126,8 +126,7 @@ class FabricVerbs(Verbs):
         self.modules.append((module, ref(prepared)))
         return prepared, made, scheduler
 
-    def set_up_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        return self.strategy.setup_optimizer(optimizer)
+    set_up_optimizer = calls("strategy.setup_optimizer")
 
     def _backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
         self.strategy.backward(tensor, _bare(module), *args, **kwargs)
@@ -196,14 +195,11 @@ class States:
         self._strategy = strategy
         self.loads_modules = overrides(strategy, "load_module_state_dict", Strategy)
 
-    def module_state(self, module: nn.Module) -> dict[str, Any]:
-        return self._strategy.get_module_state_dict(module)
+    module_state = calls("_strategy.get_module_state_dict")
+    optimizer_state = calls("_strategy.get_optimizer_state")
 
     def load_module_state(self, module: nn.Module, state: Mapping[str, Any], strict: bool) -> None:
         self._strategy.load_module_state_dict(module, state, strict=strict)
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return self._strategy.get_optimizer_state(optimizer)
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         raise NotImplementedError  # never called, because optimizers load their states themselves
