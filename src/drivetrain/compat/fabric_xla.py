@@ -201,10 +201,6 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
-    def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """Return the shards of this rank."""
-        return module.state_dict()
-
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         module.load_state_dict(state_dict, strict=strict)
 
