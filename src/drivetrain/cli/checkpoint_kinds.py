@@ -1,5 +1,6 @@
 """Open checkpoints of every kind, without reading their tensors, as nested dictionaries with the keys of a Trainer's
-checkpoint."""
+checkpoint.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """``drivetrain checkpoint prune``: remove from a folder older checkpoints, and the files of saves that were
-interrupted."""
+interrupted.
+"""
 
 from __future__ import annotations
 

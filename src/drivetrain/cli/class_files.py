@@ -73,8 +73,6 @@ def import_path(text: str, folder: str = "") -> str:
     """Import the file of ``"file.py:Class"`` and return the class's import path, after ``--option=`` if the text begins
     so. Any other text is returned unchanged.
 
-    
-
     Raises:
         ConfigurationError: there is no such file or class.
     """

@@ -1,5 +1,6 @@
 """The command ``drivetrain completion``: prints completion for bash, zsh and fish, made from the table of commands and
-their parsers."""
+their parsers.
+"""
 
 from __future__ import annotations
 

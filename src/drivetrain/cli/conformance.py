@@ -1,5 +1,6 @@
 """The command ``drivetrain conformance``: check that your own part, such as a strategy or a logger, keeps the contract
-of its kind."""
+of its kind.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """The commands ``drivetrain fit``, ``validate``, ``test`` and ``predict``: they run :class:`LightningCLI`, so that the
-user needs no program."""
+user needs no program.
+"""
 
 from __future__ import annotations
 
