@@ -6,7 +6,7 @@ Sources, named in the table by their letters:
 - N: NVIDIA's data sheets (V100, A100, H100, H200, L4, L40S, HGX B200). Data sheets since Ada state operations per
   second with structured sparsity; the table has half of these numbers.
 - S: nvidia-smi: its total is the memory that a program can use, and mostly more than the gigabytes in the device's
-name.
+  name.
 - M: the largest rate that a matrix multiplication of any shape was measured to reach, as "Maximum Achievable Matmul
   FLOPS" in stas00/ml-engineering, compute/accelerator/README.md: 271.2 of 312 on the A100, 794.5 of 989 (bfloat16) and
   1402.6 of 1979 (float8) on the H100, 1453.4 of 1979 (float8) on the H200, 1745 of 2250 and 3432.5 of 4500 on the B200.
