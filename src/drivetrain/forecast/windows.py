@@ -50,8 +50,8 @@ from drivetrain.strategies.step import Step
 from drivetrain.trials.child import leave_no_trace
 
 WINDOWS = 2
-"""How many windows are run. The first window is not reported, because in it DTensor's sharding propagation makes
-tensors of global size, and the optimizer creates its state."""
+"""How many windows are run. The first window is not reported, because in it torch's sharding propagation makes tensors
+of global size, and the optimizer creates its state."""
 MOST_BATCHES = 2
 """The most batches of a window that are run; further batches would need the same as the last."""
 

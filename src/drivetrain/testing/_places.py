@@ -119,7 +119,7 @@ class Places:
 
 
 def storage_of(tensor: Tensor) -> Any:
-    """Return the storage of ``tensor`` (of the values, if the tensor is sparse); ``None`` if the tensor has no storage."""
+    """Return the storage of ``tensor`` (if it is sparse, of its values); ``None`` if the tensor has no storage."""
     if tensor.device.type != "cpu":
         return None
     try:

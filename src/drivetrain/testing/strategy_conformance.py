@@ -313,7 +313,9 @@ class StrategyConformance:
         return plain
 
     def test_it_trains_a_module_that_it_has_evaluated(self, folder: Path) -> None:
-        """If ``allows_inference_mode`` is True, a module can still be trained after an evaluation in inference mode."""
+        """Validation is in inference mode exactly if ``allows_inference_mode`` is True, and the module can be trained
+        afterwards.
+        """
         module, trainer = Small(), self.trainer()
         trainer.validate(module, self.loader(2), verbose=False)
         same(module.inference, {trainer.strategy.facts.allows_inference_mode}, "inference mode during validation")
