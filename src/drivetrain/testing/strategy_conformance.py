@@ -135,9 +135,7 @@ class StrategyConformance:
         return Trainer(**{**usual, **arguments})
 
     def loader(self, batches: int = BATCHES) -> Any:
-        """Return a loader of the data of ``batches`` global batches. Each of its batches is one rank's part of a global
-        batch.
-        """
+        """Return a loader of ``batches`` batches, each of which is this rank's part of a global batch."""
         return DataLoader(data(batches), batch_size=GLOBAL_BATCH // self.devices)
 
     def fit(self, module: Small, trainer: Trainer | None = None, **arguments: Any) -> dict[str, Any]:
@@ -177,9 +175,7 @@ class StrategyConformance:
         self.compare(self.fit(Small()), self.plain_loop())
 
     def test_it_accumulates(self, folder: Path) -> None:
-        """The gradient of a window (the batches of one optimizer step) is the mean over its batches, also in an epoch's
-        smaller last window.
-        """
+        """The gradient of an optimizer step is the mean over its batches, also if an epoch's last step has fewer."""
         self.compare(self.fit(Small(), accumulate_grad_batches=4), self.plain_loop(accumulate=4))
 
     def test_it_weighs_losses(self, folder: Path) -> None:
@@ -188,8 +184,7 @@ class StrategyConformance:
         self.compare(found, self.plain_loop(accumulate=4, kind="weighted"))
 
     def test_the_length_of_a_window_does_not_matter(self, folder: Path) -> None:
-        """With weighted losses, a window of two batches has the same gradient as a window that contains each of the two
-        batches twice.
+        """With weighted losses, the gradient of a step over two batches is that of a step over each of them twice.
 
         This fails if a strategy keeps a residual of earlier windows whose unit depends on the window's length.
         ``tolerance`` is not used, because a lossy exchange rounds the two gradients alike, up to the exact factor of 2
@@ -205,9 +200,7 @@ class StrategyConformance:
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
     def test_all_ranks_start_with_the_weights_of_rank_0(self, folder: Path) -> None:
-        """If the weights of the module differ between the processes at first, all ranks train from the weights of rank
-        0.
-        """
+        """If the initial weights of the module differ between processes, all ranks train from those of rank 0."""
         module = Small()
         if self.trainer().global_rank:
             with torch.no_grad():
@@ -232,9 +225,7 @@ class StrategyConformance:
         self.check_stepped(self.fit(Small(), trainer), trainer.strategy)
 
     def check_stepped(self, found: dict[str, Any], strategy: Strategy) -> None:
-        """Compare the gradients between ranks, and the weights with those that result from steps with these gradients,
-        clipped to 0.05.
-        """
+        """Compare gradients between ranks, and the weights with those after steps of these, clipped to 0.05."""
         for gradients in strategy.world.gather_objects(found["gradients"]):
             torch.testing.assert_close(gradients, found["gradients"], msg=lambda text: f"{_LATE} {text}")
         expected = stepped(self.plain_module(), found["gradients"], ("norm", 0.05))
@@ -250,14 +241,11 @@ class StrategyConformance:
         assert "automatic_optimization" in refused, f"manual optimization is refused without its name: {refused}"
 
     def test_a_verb_that_only_calls_super_changes_nothing(self, folder: Path) -> None:
-        """Overriding one of the strategy's methods for a step, or all of them, only to call ``super()`` does not change
-        the numbers.
-        """
+        """Overriding a method of the strategy's step, or all of them, only to call ``super()`` changes no number."""
         arguments: dict[str, Any] = {"max_epochs": 1, "limit_train_batches": 4, "limit_val_batches": 0}
         arguments |= {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}
         expected = self.fit(Small("weighted"), self.trainer(**arguments))
-        # a small limit also for a lossy strategy, because it rounds alike in both runs
-        limit = min(self.tolerance, 1e-4)
+        limit = min(self.tolerance, 1e-4)  # small even for a lossy strategy, because it rounds alike in both
         for verbs in (_VERBS, *([verb] for verb in _VERBS)):
             called: set[str] = set()
             strategy = passing_on(self.make(), verbs, called)
@@ -271,9 +259,7 @@ class StrategyConformance:
                 assert called >= _IN_A_STEP, f"overridden and not called: {', '.join(sorted(_IN_A_STEP - called))}"
 
     def test_hooks_inside_a_step_are_called_or_refused(self, folder: Path) -> None:
-        """A hook that the module overrides is called, or the set-up raises an error, because a strategy that does the
-        step itself cannot call the hook.
-        """
+        """A hook inside the step that a module overrides is called, or the set-up refuses it with an error."""
         for hook in sorted(HOOKS_IN_A_STEP):
             module, refused = hooked(hook), ""
             try:
@@ -313,9 +299,7 @@ class StrategyConformance:
         return plain
 
     def test_it_trains_a_module_that_it_has_evaluated(self, folder: Path) -> None:
-        """Validation is in inference mode exactly if ``allows_inference_mode`` is True, and the module can be trained
-        afterwards.
-        """
+        """Validation is in inference mode if ``allows_inference_mode`` is True, and training after it works."""
         module, trainer = Small(), self.trainer()
         trainer.validate(module, self.loader(2), verbose=False)
         same(module.inference, {trainer.strategy.facts.allows_inference_mode}, "inference mode during validation")
@@ -324,9 +308,7 @@ class StrategyConformance:
     # ---- saving and resuming -------------------------------------------------------------------------------------
 
     def test_it_resumes_exactly(self, folder: Path) -> None:
-        """A run that is resumed at an epoch's end, in its middle, or between the batches of one optimizer step equals
-        an uninterrupted run.
-        """
+        """A run resumed at or inside an epoch, or between the batches of one step, equals an uninterrupted run."""
         for at, accumulate in ((6, 1), (9, 1), (9, 4)):
             file = folder / f"{at}-{accumulate}.ckpt"
             arguments: dict[str, Any] = {"accumulate_grad_batches": accumulate}
@@ -358,9 +340,7 @@ class StrategyConformance:
     # ---- a user's loop -------------------------------------------------------------------------------------------
 
     def fit_by_engine(self, saves: Path | None = None, resumes: Path | None = None) -> tuple[dict[str, Any], Strategy]:
-        """Train in a loop with an Engine: one epoch, a save, and another epoch, with an optimizer step for every two
-        batches.
-        """
+        """Train in an Engine's loop, a step for every two batches: one epoch, a save, and another epoch."""
         strategy = self.make()
         plan = self.trainer(strategy).plan
         engine = Engine(plan=plan)
@@ -385,17 +365,13 @@ class StrategyConformance:
         return {**found, "gradients": module.gradients, "steps": len(module.gradients)}, strategy
 
     def test_an_engine_trains_like_the_plain_loop(self, folder: Path) -> None:
-        """In a loop with an Engine, accumulated gradients are exchanged, visible to the loop, clipped and used for the
-        step, as in a Trainer.
-        """
+        """In an Engine's loop, accumulated gradients are exchanged, visible, clipped and used as in a Trainer."""
         found, strategy = self.fit_by_engine()
         self.compare(found, self.plain_loop(accumulate=2, clip=("norm", 0.05)))
         self.check_stepped(found, strategy)
 
     def test_an_engine_resumes_exactly(self, folder: Path) -> None:
-        """A loop that resumes from a file of ``Engine.save`` equals an uninterrupted loop, because the file has the
-        strategy's state of each rank.
-        """
+        """A loop that resumes from a file of ``Engine.save`` equals an uninterrupted loop."""
         uninterrupted, _ = self.fit_by_engine(saves=folder / "engine.ckpt")
         resumed, _ = self.fit_by_engine(resumes=folder / "engine.ckpt")
         self.check_resumed(resumed, uninterrupted, BATCHES)
@@ -461,9 +437,7 @@ class StrategyConformance:
         strategy.teardown()
 
     def test_an_error_in_a_step_is_what_the_caller_sees(self, folder: Path) -> None:
-        """An exception in a step reaches the caller of ``fit``, the strategy's hook for exceptions is called, and the
-        next run works.
-        """
+        """An exception in a step reaches fit's caller, the strategy's hook is called, and the next run works."""
         heard: list[BaseException] = []
         strategy = self.make()
         strategy.on_exception = heard.append  # type: ignore[assignment]
@@ -473,9 +447,7 @@ class StrategyConformance:
         self.compare(self.fit(Small()), self.plain_loop())
 
     def test_a_copy_of_it_trains(self, folder: Path) -> None:
-        """The strategy can be pickled and sent to a new process, also after training, and the copy trains as the
-        original does.
-        """
+        """The strategy can be pickled for a new process, also after training; its copy trains as the original."""
         strategy = self.make()
         fresh = pickle.loads(pickle.dumps(strategy))
         same(type(fresh), type(strategy), "class of the copy")
@@ -493,9 +465,7 @@ def everyones_mean(strategy: Strategy, losses: list[Tensor], replicas: int = 1) 
 
 
 def passing_on(strategy: Strategy, verbs: list[str], called: set[str]) -> Strategy:
-    """Return ``strategy`` after changing its class to a subclass, whose methods ``verbs`` record that they are called
-    and call ``super()``.
-    """
+    """Change the class of ``strategy`` to a subclass whose methods ``verbs`` record each call and call ``super()``."""
     own = type(strategy)
 
     def override(name: str) -> Any:
