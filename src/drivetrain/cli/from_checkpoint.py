@@ -55,8 +55,8 @@ def hyperparameters(
         cls: its class.
         links: for each option that is linked to another object, the value from that object.
 
-    Returns: ``None`` if the configuration contains objects that cannot be written to a file, or if it describes not
-    this object but another one among its arguments.
+    Returns: ``None`` if the configuration contains objects that cannot be written to a file, or if ``config`` names
+    another class than ``cls``.
     """
     try:
         values: dict[str, Any] = as_plain(parser, config).get(key) or {}

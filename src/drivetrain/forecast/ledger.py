@@ -246,8 +246,9 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         """Return the value that the pass with real values has recorded for this read, or zero."""
         tensor, line, block = args[0], place[2], place[1]
         if place[0] == "backward":
-            line = self.lines.here()[0]  # no line: torch's autograd engine or DDP reads the value
-        if (counts := _counts_steps()) or not line:  # no line: torch or drivetrain reads, such as a value for a logger
+            line = self.lines.here()[0]  # this is empty if torch's autograd engine or DDP reads the value
+        # without a line, torch or drivetrain itself reads the value, for example for a logger
+        if (counts := _counts_steps()) or not line:
             return tensor.dtype is torch.bool if not tensor.dtype.is_floating_point else float(counts)
         is_known, value = self.values.take((line, block, str(func)))
         reads = self.ledger.read if is_known else self.ledger.unreadable

@@ -214,8 +214,7 @@ def multiplied(few: Measured, more: Iterable[Measured], fewest: int) -> Measured
     for key, base in few.stretches.items():
         grown = [(other.stretches[key], length - fewest) for other, (_, length) in each if key in other.stretches]
         if len(grown) < len(each):
-            # this stretch does not exist for every number of blocks, as the one in the blocks between the first and the
-            # last
+            # this stretch exists only with few blocks, such as the one between the first and the last of two
             continue
         kinds = _line(base.kinds, [(other.kinds, factor) for other, factor in grown])
         block = _line(_by_role(base.blocks), [(_by_role(other.blocks), factor) for other, factor in grown])

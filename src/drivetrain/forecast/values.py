@@ -73,7 +73,7 @@ def _new(leaf: Any) -> Any:
 
 
 def read_one_by_one() -> None:
-    """Patch torch, in this process, so that ``tensor.tolist()`` calls ``item()`` for each value, as on fake ones."""
+    """Patch torch, in this process: ``tensor.tolist()`` calls ``item()`` for each value, as for a fake tensor."""
 
     def tolist(tensor: Tensor) -> Any:
         return [each.tolist() for each in tensor] if tensor.ndim else tensor.item()

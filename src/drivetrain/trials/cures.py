@@ -48,7 +48,7 @@ class Cure:
         factor: the batch size is multiplied, and the number of batches of an optimizer step divided, by it.
         holds: whether the data set is held in memory as tensors.
         why_not: why it is not tried; "" if it is.
-        note: what the cure costs, or changes besides the time.
+        note: what the cure costs or changes, besides the time.
     """
 
     name: str

@@ -34,8 +34,7 @@ class Judgement:
         ratio: the median of the rounds' ratios. A round's ratio is the speed with the cure, divided by the unchanged
             program's speed in this round.
         low, high: the smallest and the largest of these ratios.
-        helps: whether all ratios are larger than the variation of the unchanged program's speed between rounds
-            explains.
+        helps: whether all ratios are larger than that of the unchanged program's fastest and slowest round.
     """
 
     ratio: float
