@@ -51,7 +51,8 @@ def class_at(path: str) -> Any:
 def instantiate_class(args: Any, init: Mapping[str, Any]) -> Any:
     """Return an object of the class that ``init`` describes.
 
-    Args: args: the positional arguments as a tuple, or a single one.
+    Args:
+        args: the positional arguments as a tuple, or a single one.
         init: ``{"class_path": "package.module.Class", "init_args": {...}}``; ``init_args`` may be missing.
 
     Raises:

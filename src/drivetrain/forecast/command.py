@@ -65,8 +65,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") 
         arguments: the words after the command's name; ``None``: ``sys.argv[1:]``.
         prog: the command's name in messages.
 
-    Returns: 0: the program fits, or no device was named. 1: it does not fit, or no plan is possible. 130: interrupted.
-        Wrong usage ends in ``SystemExit(2)``.
+    Returns:
+        0: the program fits, or no device was named. 1: it does not fit, or no plan is possible. 130: interrupted. Wrong
+        usage ends in ``SystemExit(2)``.
     """
     made = parser(prog)
     given = made.parse_args(arguments)

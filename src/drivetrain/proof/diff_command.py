@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain diff") 
         arguments: the words after the command's name; ``None``: ``sys.argv[1:]``.
         prog: the command's name in messages.
 
-    Returns: 0: every step is equal. 1: a step differs. 2: there are no records that can be compared.
+    Returns:
+        0: every step is equal. 1: a step differs. 2: there are no records that can be compared.
     """
     made = parser(prog)
     given = made.parse_args(arguments)

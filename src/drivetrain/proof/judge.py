@@ -48,14 +48,14 @@ class Judgement:
     """What the comparison of one rank has found.
 
     Attributes:
-        differences: the parts that differ at the first unequal step, causes before effects. equal: parts that are equal
-        at this step.
+        differences: the parts that differ at the first unequal step, causes before effects.
+        equal: the parts that are equal at this step.
         started_at: for each start the step of the undisturbed run at which it continued, counted from 1; ``None``:
             the process made no step.
         ended_in: for each start the step in which it ended.
         start: which start contains the difference, from 0.
         rank: the rank that is judged.
-        notes: differences that caused no other difference.
+        notes: differences without an effect on any other compared part.
         against: the rank of the same run with which ``rank`` was compared; ``None``: the same rank of another run.
         tensor: between ranks, the first tensor that differs: part and name.
     """

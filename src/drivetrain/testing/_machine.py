@@ -56,8 +56,9 @@ class Machine:
     """``count`` simulated devices and the record of their events.
 
     Attributes:
-        places: the device of each tensor. record: the record into which events are written. calls: the calls from
-        Python into torch that have not returned yet, the innermost last.
+        places: the device of each tensor.
+        record: the record into which events are written.
+        calls: the calls from Python into torch that have not returned yet, the innermost last.
     """
 
     def __init__(self, count: int) -> None:

@@ -50,8 +50,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain advise"
         arguments: the words after the command's name; ``None``: ``sys.argv[1:]``.
         prog: the command's name in messages.
 
-    Returns: 0: the program was measured, whether a change helps or not. 1: the program fails, or cannot be measured.
-        130: interrupted; what was measured is printed. Wrong usage ends in ``SystemExit(2)``.
+    Returns:
+        0: the program was measured, whether a change helps or not. 1: the program fails, or cannot be measured. 130:
+        interrupted; what was measured is printed. Wrong usage ends in ``SystemExit(2)``.
     """
     made = parser(prog)
     given = made.parse_args(arguments)
