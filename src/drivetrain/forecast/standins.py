@@ -196,20 +196,20 @@ def _mean(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]: 
     return done
 
 
-def _exchange(group: Any, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _exchange(group: Any, function: Callable[..., Any], *args: Any) -> Any:
     """Return what a collective of drivetrain returns if every rank passes the same value."""
     return ANSWERS[function.__name__](len(group.ranks), *args)
 
 
 ANSWERS: dict[str, Callable[..., Any]] = {
     "gather_objects": lambda size, value: [value] * size,
-    "all_gather": lambda size, tensor: tensor.unsqueeze(0).expand(size, *tensor.shape).contiguous(),
+    "all_gather": lambda size, tensor, sync_grads: tensor.unsqueeze(0).expand(size, *tensor.shape).contiguous(),
     "gather_keyed": lambda size, names, values: values.detach().unsqueeze(0).expand(size, -1),
     "reduce_keyed": lambda size, names, sums, most: (sums * size, most),
-    "reduce": lambda size, tensor: tensor,
+    "reduce": lambda size, tensor, op: tensor,
     "broadcast": lambda size, value, source: value,
     "reduce_boolean_decision": lambda size, decision, every: decision,
-    "barrier": lambda size: None,
+    "barrier": lambda size, name: None,
 }
 """For each function of strategies/collectives.py, what it returns in a group of ``size`` ranks that all pass the same
 value."""

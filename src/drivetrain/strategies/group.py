@@ -17,7 +17,7 @@ from drivetrain.base import torch_private
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.strategies import collectives
 from drivetrain.strategies.collectives import operation_of, reduction_of
-from drivetrain.strategies.peers import CURES, Checks, differing_names
+from drivetrain.strategies.peers import CURES, Checks, differing_names, peers_of
 from drivetrain.strategies.waiting import store_of_job
 
 R = TypeVar("R")
@@ -233,12 +233,10 @@ class TorchGroup(Group):
             )
 
     def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
-        if len(self.ranks) == 1:
-            return (tensor if sync_grads else tensor.detach()).unsqueeze(0)
-        return self._exchange(collectives.all_gather, tensor, sync_grads=sync_grads, checks=self.checks)
+        return self._exchange(collectives.all_gather, tensor, sync_grads)
 
     def all_reduce(self, tensor: Tensor, op: Any = "mean") -> Tensor:
-        return self._exchange(collectives.reduce, tensor, reduce_op=op, checks=self.checks)
+        return self._exchange(collectives.reduce, tensor, op)
 
     def broadcast(self, obj: Any, src: int | None = None) -> Any:
         return self._exchange(collectives.broadcast, obj, self.ranks[0] if src is None else src)
@@ -260,7 +258,7 @@ class TorchGroup(Group):
         return self._exchange(collectives.reduce_boolean_decision, decision, all)
 
     def barrier(self, name: str | None = None) -> None:
-        self._exchange(collectives.barrier, name=name)
+        self._exchange(collectives.barrier, name)
 
     @property
     def store(self) -> Any:
@@ -279,9 +277,14 @@ class TorchGroup(Group):
             time.sleep(pause)
             pause = min(2 * pause, 1.0)
 
-    def _exchange(self, function: Callable[..., R], *args: Any, **options: Any) -> R:
+    def _exchange(self, function: Callable[..., R], *args: Any) -> R:
+        name = function.__name__
+        peers = peers_of(name, self.handle, self.device, self.checks)
+        if peers is None:  # this process is the group's only member
+            alone: R = getattr(LoneGroup(self.rank), "all_reduce" if name == "reduce" else name)(*args)
+            return alone
         try:
-            return function(*args, group=self.handle, device=self.device, **options)
+            return function(peers, *args)
         except ConfigurationError:  # the members made different calls, so their counts may differ
             if self.checks is not None:
                 self.checks.restart(self.handle)

@@ -231,19 +231,12 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             set_rng_state(self.context.group.broadcast(rng_state()))
 
     def on_train_start(self) -> None:
-        super().on_train_start()
         self._draw_alike()  # a checkpoint from fewer ranks may have restored a different state on each
+
+    on_test_start = on_predict_start = on_train_start
 
     def on_validation_start(self) -> None:
         super().on_validation_start()
-        self._draw_alike()
-
-    def on_test_start(self) -> None:
-        super().on_test_start()
-        self._draw_alike()
-
-    def on_predict_start(self) -> None:
-        super().on_predict_start()
         self._draw_alike()
 
     # ---- the model -----------------------------------------------------------------------------------------------

@@ -92,17 +92,13 @@ class ParallelStrategy(Strategy):
     def setup(self, trainer: Any) -> None:
         fits = trainer is not None and trainer.progress.fn == "fit"
         cannot = fits and self.world_size > 1 and not self.synchronises_batchnorm
-        if cannot and self.layer_sync is not None:
+        if cannot and (trainer.settings.sync_batchnorm or self.layer_sync is not None):
+            sync = self.layer_sync
+            asks = "Trainer(sync_batchnorm=True)" if sync is None else f"The {type(sync).__name__} in plugins"
             raise ConfigurationError(
-                f"The {type(self.layer_sync).__name__} in plugins changes layers for all processes, and "
-                f'{type(self).__name__} does not use one. Leave it out, write strategy="ddp", or apply it in '
+                f"{asks} synchronises layers such as batch norm over all processes, which {type(self).__name__} does "
+                'not do. Leave it out, write strategy="ddp", or change the layers in configure_model or in '
                 "setup_module(module) and set synchronises_batchnorm = True on the strategy."
-            )
-        if cannot and trainer.settings.sync_batchnorm:
-            raise ConfigurationError(
-                f"Trainer(sync_batchnorm=True) asks for batch norm over all processes, and {type(self).__name__} does "
-                'not synchronise it. Leave the argument out, write strategy="ddp", or convert the layers in '
-                "configure_model and set synchronises_batchnorm = True on the strategy."
             )
         super().setup(trainer)
 
