@@ -18,7 +18,7 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -27,7 +27,7 @@ from drivetrain.base import files
 LENGTHS = struct.Struct("<QQ")
 """What every message begins with: the numbers of bytes of its JSON and of the content that follows it."""
 
-ALIGNMENT = 64  # bytes; torch's own, and that of checkpoints/sharded.py
+ALIGNMENT = 64  # bytes; torch's own, and that of checkpoints/sharded.py, so that a record can be mapped into memory
 CONTROL = 64  # bytes at the start of the shared memory: the first is not 0 while the parent waits for this process
 _CHUNK = 2**22  # bytes that are written between two rests
 _SHARE = 0.1  # the share of the time in which this process works, unless the parent waits; its work slows training down
@@ -83,7 +83,7 @@ def _exactly(stream: Any, length: int) -> bytes:
     return bytes(found)
 
 
-class _Summed:
+class Summed:
     """A stream that is written from its start to its end, with the size and the CRC-32 of what was written."""
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -98,6 +98,24 @@ class _Summed:
 
     def flush(self) -> None:
         self._stream.flush()
+
+
+def write_plain(
+    stream: Summed, records: Iterable[tuple[str, Any]], chunks: Callable[[Any], Iterable[Any]] | None = None
+) -> dict[str, Any]:
+    """Write the records one after the other, each aligned, and whole or in ``chunks``; return the place and the
+    checksum of each.
+    """
+    sums: dict[str, Any] = {}
+    for name, content in records:
+        if padding := -stream.size % ALIGNMENT:
+            stream.write(bytes(padding))
+        at, checksum = stream.size, 0
+        for chunk in (content,) if chunks is None else chunks(content):
+            stream.write(chunk)
+            checksum = zlib.crc32(chunk, checksum)
+        sums[name] = [at, checksum]
+    return sums
 
 
 class _Served:
@@ -119,15 +137,15 @@ class _Served:
             self._pace()
         try:
             with files.replacing(path, durable=True, new=order["new"]) as stream:
-                whole = _Summed(stream)
-                write = self._write_zip if order["zip"] else self._write_plain
-                return {"records": write(whole, records), "size": whole.size, "crc32": whole.checksum}
+                whole = Summed(stream)
+                found = self._write_zip(whole, records) if order["zip"] else write_plain(whole, records, self._chunks)
+                return {"records": found, "size": whole.size, "crc32": whole.checksum}
         except FileExistsError:
             return {"exists": True}
         except OSError as error:
             return {"errno": error.errno, "text": error.strerror or str(error), "file": str(path)}
 
-    def _write_zip(self, stream: _Summed, records: list[tuple[str, memoryview]]) -> dict[str, Any]:
+    def _write_zip(self, stream: Summed, records: list[tuple[str, memoryview]]) -> dict[str, Any]:
         """Write a container as torch does: stored records, each with its checksum, aligned so that it can be mapped."""
         with zipfile.ZipFile(cast(Any, stream), "w", zipfile.ZIP_STORED, allowZip64=True) as container:
             for name, content in records:
@@ -139,18 +157,6 @@ class _Served:
                     for chunk in self._chunks(content):
                         record.write(chunk)
         return {}
-
-    def _write_plain(self, stream: _Summed, records: list[tuple[str, memoryview]]) -> dict[str, Any]:
-        """Write the records one after the other, each aligned; return the place and the checksum of each."""
-        sums: dict[str, Any] = {}
-        for name, content in records:
-            stream.write(bytes(-stream.size % ALIGNMENT))
-            at, checksum = stream.size, 0
-            for chunk in self._chunks(content):
-                stream.write(chunk)
-                checksum = zlib.crc32(chunk, checksum)
-            sums[name] = [at, checksum]
-        return sums
 
     def _pace(self) -> None:
         """Choose the share of the time in which this process works, so that it ends well before the next checkpoint."""

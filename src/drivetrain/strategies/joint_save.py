@@ -1,10 +1,10 @@
-"""Messages between the ranks about a checkpoint that each of them writes in the background.
+"""Messages between the ranks about a checkpoint that each of them writes, in the background or while training waits.
 
-Threads exchange these messages through the job's store, not by collectives, so training continues meanwhile. In a job
-without a store, they use a file beside the checkpoint. Each rank posts once what it has written, or why it could not.
-Rank 0 collects these posts, writes the file that completes the checkpoint, and posts the outcome, for which the other
-ranks wait. So either all ranks have saved the checkpoint, or each of them raises an error at its next save or at the
-end of the run.
+In the background, threads exchange these messages through the job's store, not by collectives, so training continues
+meanwhile. In a job without a store, they use a file beside the checkpoint.
+Each rank posts once what it has written, or why it could not. Rank 0 collects these posts, writes the file that
+completes the checkpoint, and posts the outcome, for which the other ranks wait. So either all ranks have saved the
+checkpoint, or each of them raises an error at its next save or at the end of the run.
 """
 
 from __future__ import annotations
@@ -92,9 +92,7 @@ def _complete(
     failure = main if isinstance(main, Exception) else main.exception()
     if failure is None:
         failure = _begun(lambda: rank_files.commit(strategy, path, entries, {}))
-    joint.decide(failure)
-    if failure is not None:
-        raise failure
+    joint.conclude(failure)
 
 
 def _post(joint: JointSave, own: Exception | Future[Any], file: str, ranks: Sequence[int]) -> None:
@@ -165,27 +163,67 @@ class JointSave:
         world: all ranks.
         path: the checkpoint, for messages.
         save_id: digits that are new in every save, and equal on all ranks.
-        store: the result of :func:`store_for`; ``None`` with one rank.
+        store: the result of :func:`store_for`; ``None``: one rank, or training waits, and the ranks exchange messages.
         writers: the ranks that write a file, except rank 0; ``None``: all.
     """
 
     def __init__(
         self, world: Group, path: str | Path, save_id: str, store: Any, writers: Sequence[int] | None = None
     ) -> None:
-        self._path, self._rank, self._ranks = path, world.rank, world.ranks
+        self._world, self._path, self._rank, self._ranks = world, path, world.rank, world.ranks
         self._tree = [*self._ranks[:1], *(self._ranks[1:] if writers is None else writers)]
         self._store, self._key = store, f"drivetrain/save {save_id}"
 
+    def exchange(self, written: Any, failure: BaseException | None) -> list[Any]:
+        """Tell the others what this rank has written, plain data or objects with plain attributes, or its ``failure``.
+
+        Returns:
+            On rank 0, what each other rank has written, by rank.
+
+        Raises:
+            Exception: a rank could not write: its ``failure``, or a CheckpointError. With a store, only rank 0 raises
+                it here, and the others in :meth:`conclude`.
+        """
+        if self._store is None and len(self._ranks) > 1:
+            outcomes = self._world.gather_objects((written, failure and shown_error(failure)))
+            failed = [
+                f"rank {rank} could not write its file: {text}" for rank, (_, text) in enumerate(outcomes) if text
+            ]
+            if failed:
+                raise failure or CheckpointError(f"The checkpoint {self._path} was not written, because {failed[0]}.")
+            return [theirs for theirs, _ in outcomes[1:]]
+        if self._rank != self._ranks[0]:
+            self.post(written, failure)
+            return []
+        if failure is not None:
+            raise failure
+        return self.collect()
+
+    def conclude(self, failure: BaseException | None) -> None:
+        """End the save, on rank 0 with its outcome; without a store, the caller tells the others about ``failure``.
+
+        Raises:
+            Exception: the save has failed; ``failure`` on a rank that has failed itself.
+        """
+        if self._store is not None and self._rank != self._ranks[0]:
+            try:
+                self.follow()
+            except CheckpointError as error:
+                raise failure or error from None
+        self.decide(failure)
+        if failure is not None:
+            raise failure
+
     def post(self, written: Any, failure: BaseException | None = None) -> None:
-        """Post what this rank has written, as plain data for JSON, or its ``failure``, and the posts of the ranks below
-        it in the tree.
+        """Post what this rank has written, plain data or objects with plain attributes, or its ``failure``, and the
+        posts of the ranks below it in the tree.
         """
         found, failed = self._below()
         found[str(self._rank)] = written
         if failure is not None:
             failed = f"rank {self._rank} could not write its file: {_text(failure)}"
         with contextlib.suppress(RuntimeError):  # the job's store has ended, and with it the job
-            self._store.set(self._own(self._rank), json.dumps([found, failed]))
+            self._store.set(self._own(self._rank), json.dumps([found, failed], default=vars))
 
     def collect(self) -> list[Any]:
         """Return what each other rank that writes has written, by rank; called on rank 0.
@@ -216,7 +254,7 @@ class JointSave:
 
     def decide(self, failure: BaseException | None) -> None:
         """Post the outcome; called on rank 0."""
-        if self._store is None:
+        if self._store is None or self._rank != self._ranks[0]:
             return
         text = "" if failure is None else _text(failure)
         with contextlib.suppress(RuntimeError):
