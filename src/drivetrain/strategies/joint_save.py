@@ -68,7 +68,8 @@ def begin(
                 own = _begun(lambda: background.save_checkpoint(content, file, storage_options))
                 background.begin(path, _post, joint, own or background.written(file), file, list(carried))
             main = _begun(lambda: strategy.save_checkpoint(state, path, storage_options)) or own
-            background.begin(path, _follow, strategy, background, joint, path, file if carried else "", listed)
+            entry = {"name": os.path.basename(file)} if carried else {}
+            background.begin(path, _follow, strategy, joint, path, entry, listed)
         if main is not None:
             raise main
 
@@ -107,19 +108,14 @@ def _post(joint: JointSave, own: Exception | Future[Any], file: str, ranks: Sequ
     joint.post({"name": os.path.basename(file), "ranks": list(ranks), **sums}, failure)
 
 
-def _follow(
-    strategy: Strategy, background: AsyncCheckpointIO, joint: JointSave, path: str | Path, file: str, listed: str
-) -> None:
-    """End a save on another rank, in the writing thread; ``file`` is "" if this rank has written none."""
-    name = os.path.basename(file)
+def _follow(strategy: Strategy, joint: JointSave, path: str | Path, own: rank_files.Entry, listed: str) -> None:
+    """End a save on another rank, in the writing thread; ``own`` is empty if this rank has written no file."""
     try:
         joint.follow()
     except CheckpointError:
-        with contextlib.suppress(Exception):  # another error is being raised
-            if file and not rank_files.is_listed(background, path, {"name": name}, listed):
-                background.remove_checkpoint(file)
+        rank_files.discard(strategy, path, own, listed)
         raise
-    rank_files.remember(strategy, path, name or None)
+    rank_files.commit(strategy, path, (), own)
 
 
 # ---- the messages ----------------------------------------------------------------------------------------------------

@@ -102,10 +102,8 @@ def save(
         if all(is_durable for *_, is_durable in different):
             commit(strategy, path, entries, own)
         return
-    if own:
-        taken = any(refused for _, refused, _ in different)  # another program has written the file there
-        if taken or not is_listed(store, path, own, listed):
-            discard(strategy, path, own)
+    taken = any(refused for _, refused, _ in different)  # another program has written the file there
+    discard(strategy, path, own, None if taken else listed)
     if failure is not None:
         raise failure
     for rank, (text, *_) in enumerate(outcomes):
@@ -225,21 +223,18 @@ def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry], own: 
     if strategy.is_global_zero:
         remove_others(strategy.checkpoint_io, path, {each["name"] for each in entries})
         return
-    remember(strategy, path, own["name"] if own else None)
-
-
-def remember(strategy: Strategy, path: str | Path, name: str | None) -> None:
-    """Remove this rank's previous file of the checkpoint ``path``; its next save removes ``name``."""
     earlier = strategy._rank_files_written.pop(str(path), None)
-    if name is not None:
-        strategy._rank_files_written[str(path)] = name
+    if own:
+        strategy._rank_files_written[str(path)] = own["name"]
     if earlier is not None:
         strategy.checkpoint_io.remove_checkpoint(_beside(path, earlier))
 
 
-def discard(strategy: Strategy, path: str | Path, own: Entry) -> None:
-    """Remove the file that this rank has written, ``own``, after a save whose main file was not written."""
-    if own:
+def discard(strategy: Strategy, path: str | Path, own: Entry, listed: str | None = None) -> None:
+    """Remove the file that this rank has written, ``own``, after a failed save, unless the main file names it in its
+    entry ``listed``.
+    """
+    if own and (listed is None or not is_listed(strategy.checkpoint_io, path, own, listed)):
         with contextlib.suppress(Exception):  # another error is being raised
             strategy.checkpoint_io.remove_checkpoint(_beside(path, own["name"]))
 
