@@ -14,6 +14,7 @@ import shutil
 import stat
 import time
 import uuid
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -95,6 +96,15 @@ def size(path: str | os.PathLike[str]) -> int:
         OSError: the file does not exist, or its size cannot be read.
     """
     return int(remote.size(path)) if is_remote(path) else os.path.getsize(path)
+
+
+def measured(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """Return the size in bytes and the CRC-32 of a local file."""
+    size = checksum = 0
+    with open(path, "rb") as stream:
+        while chunk := stream.read(_BUFFER):
+            size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
+    return size, checksum
 
 
 def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -> bytes:

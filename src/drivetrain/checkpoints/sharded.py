@@ -51,7 +51,6 @@ from drivetrain.errors import CheckpointError
 MANIFEST = "manifest.json"
 _FORMAT = "drivetrain sharded checkpoint"
 _VERSION = 2  # 1 if the manifest lists all parts of tensors
-_CHUNK = 2**24  # bytes
 
 Folder = Path | str
 """A local folder, or the address of one."""
@@ -365,10 +364,8 @@ def verify(path: Folder) -> None:
         return
     manifest = _manifest(path)
     for name, record in manifest["files"].items():
-        size = checksum = 0
-        with _reading(path / name), open(path / name, "rb") as stream:
-            while chunk := stream.read(_CHUNK):
-                size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
+        with _reading(path / name):
+            size, checksum = files.measured(path / name)
         _check(path / name, record, size, checksum)
 
 

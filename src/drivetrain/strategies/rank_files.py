@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import uuid
-import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,6 @@ with on_first_use:
     from drivetrain.strategies import joint_save
 
 _SUFFIX = r"\.([0-9a-f]{8})\.rank[1-9][0-9]*"
-_CHUNK = 2**20  # bytes
 
 LISTED = "rank_files"  # the key of their list in the main file
 UNFINISHED = ".incomplete"  # suffix of a checkpoint that lacks a rank's part
@@ -373,7 +371,7 @@ def checked(listed: Entry, path: str | Path) -> str:
     if not os.path.exists(file):
         raise CheckpointError(f"{file} is missing")
     if "crc32" in listed:  # not if a remote store has written the file
-        size, checksum = _measured(file)
+        size, checksum = files.measured(file)
         if size != entry(listed, "size", count):
             raise CheckpointError(f"{file} has {size} bytes, and {listed['size']} were written")
         if checksum != listed["crc32"]:
@@ -393,17 +391,8 @@ def entry_of(file: str, ranks: Iterable[int]) -> Entry:
     """Return the main file's entry of ``file``, which contains the parts of ``ranks``; read it for the checksum."""
     own: Entry = {"name": os.path.basename(file), "ranks": list(ranks)}
     if os.path.isfile(local := os.path.expanduser(file)):
-        own["size"], own["crc32"] = _measured(local)
+        own["size"], own["crc32"] = files.measured(local)
     return own
-
-
-def _measured(file: str) -> tuple[int, int]:
-    """Return the file's size in bytes and the CRC-32 of its content."""
-    size = checksum = 0
-    with open(file, "rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
-    return size, checksum
 
 
 def _is_local(path: str | Path) -> bool:
