@@ -337,10 +337,11 @@ def test_without_room_for_a_copy_the_save_waits_and_a_line_says_so(
 def test_the_structure_is_pickled_while_the_tensors_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the first steps after the save compete with the pickling for Python."""
     store, path, pickled, fill = AsyncCheckpointIO(), tmp_path / "a.ckpt", threading.Event(), arena.Arena.fill
+    records_of = container.records_of
     done: list[str] = []
 
     def pickles(value: Any) -> Any:
-        result = container.pickled(value)
+        result = records_of(value)
         done.append("pickled")
         pickled.set()
         return result
@@ -350,7 +351,7 @@ def test_the_structure_is_pickled_while_the_tensors_are_copied(tmp_path: Path, m
         fill(memory)
         done.append("copied")
 
-    monkeypatch.setattr(background, "pickled", pickles)
+    monkeypatch.setattr(container, "records_of", pickles)
     monkeypatch.setattr(arena.Arena, "fill", fills)
     saved(store, path, 1.0)
     assert done == ["pickled", "copied"]

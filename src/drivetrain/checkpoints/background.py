@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 import weakref
 import zipfile
@@ -18,9 +17,8 @@ from drivetrain.base import files
 from drivetrain.base.introspect import calls
 from drivetrain.base.rank_zero import any_rank_info
 from drivetrain.base.restoring import shown_error
-from drivetrain.checkpoints import file
+from drivetrain.checkpoints import container, file
 from drivetrain.checkpoints.arena import Arena, NoRoomError, copied, fresh
-from drivetrain.checkpoints.container import pickled
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.checkpoints.writer import Writer, WriterEndedError
 from drivetrain.errors import CheckpointError, ConfigurationError, shown
@@ -255,11 +253,7 @@ class AsyncCheckpointIO(CheckpointIO):
         if storage_options is None and self._is_for_process(path):
 
             def write(content: dict[str, Any], target: Path | str, new: bool) -> dict[str, Any] | None:
-                structure, sources = pickled(content)
-                plain = {"data.pkl": structure, "byteorder": sys.byteorder.encode(), "version": b"3\n"}
-                records = {**plain, **{f"data/{key}": source for key, source in enumerate(sources)}}
-                named = [(f"archive/{name}", record) for name, record in records.items()]
-                return self.write_records(Path(target), named, zipped=True, new=new)
+                return self.write_records(Path(target), container.records_of(content), zipped=True, new=new)
 
             if (receipt := file.save(checkpoint, path, write)) is not None or self.checkpoint_io.was_refused(path):
                 return receipt

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.base import files
-from drivetrain.base.memory import content_of
+from drivetrain.base.memory import contents_of
 from drivetrain.base.restoring import COUNT, Form, count, entry, expect, restoring
 from drivetrain.checkpoints import json_tree
 from drivetrain.checkpoints.part_lists import (
@@ -102,16 +102,7 @@ def write_records(file: Path | str, records: Iterable[tuple[str, Any]]) -> dict[
     """Write ``file`` in this process: see :data:`Write`."""
     with files.replacing(file, durable=True) as stream:
         whole = Summed(stream)
-        return {"records": write_plain(whole, _contents(records)), "size": whole.size, "crc32": whole.checksum}
-
-
-def _contents(records: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield the bytes of each record; only one tensor is in host memory at a time."""
-    for name, record in records:
-        if isinstance(record, Tensor):
-            # these calls copy only if necessary
-            record = record.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        yield name, content_of(record) if isinstance(record, Tensor) else record
+        return {"records": write_plain(whole, contents_of(records)), "size": whole.size, "crc32": whole.checksum}
 
 
 def write_tensors(folder: Folder, name: str, parts: Sequence[Part], write: Write = write_records) -> Written:

@@ -118,6 +118,22 @@ def write_plain(
     return sums
 
 
+def write_zip(
+    stream: Summed, records: Iterable[tuple[str, Any]], chunks: Callable[[Any], Iterable[Any]] | None = None
+) -> dict[str, Any]:
+    """Write a container as torch does: stored records, each with its checksum, aligned so that it can be mapped."""
+    with zipfile.ZipFile(cast(Any, stream), "w", zipfile.ZIP_STORED, allowZip64=True) as container:
+        for name, content in records:
+            info = zipfile.ZipInfo(name)
+            # of the header: 30 bytes, the name, 20 for sizes of 64 bits, and 4 in front of the padding
+            padding = -(stream.size + 30 + len(name.encode()) + 20 + 4) % ALIGNMENT
+            info.extra = struct.pack("<2sH", b"FB", padding) + bytes(padding)
+            with container.open(info, "w", force_zip64=True) as record:
+                for chunk in (content,) if chunks is None else chunks(content):
+                    record.write(chunk)
+    return {}
+
+
 class _Served:
     """What this process shares with its parent: the memory, and the pipe that ends with it."""
 
@@ -138,25 +154,12 @@ class _Served:
         try:
             with files.replacing(path, durable=True, new=order["new"]) as stream:
                 whole = Summed(stream)
-                found = self._write_zip(whole, records) if order["zip"] else write_plain(whole, records, self._chunks)
+                found = (write_zip if order["zip"] else write_plain)(whole, records, self._chunks)
                 return {"records": found, "size": whole.size, "crc32": whole.checksum}
         except FileExistsError:
             return {"exists": True}
         except OSError as error:
             return {"errno": error.errno, "text": error.strerror or str(error), "file": str(path)}
-
-    def _write_zip(self, stream: Summed, records: list[tuple[str, memoryview]]) -> dict[str, Any]:
-        """Write a container as torch does: stored records, each with its checksum, aligned so that it can be mapped."""
-        with zipfile.ZipFile(cast(Any, stream), "w", zipfile.ZIP_STORED, allowZip64=True) as container:
-            for name, content in records:
-                info = zipfile.ZipInfo(name)
-                # of the header: 30 bytes, the name, 20 for sizes of 64 bits, and 4 in front of the padding
-                padding = -(stream.size + 30 + len(name.encode()) + 20 + 4) % ALIGNMENT
-                info.extra = struct.pack("<2sH", b"FB", padding) + bytes(padding)
-                with container.open(info, "w", force_zip64=True) as record:
-                    for chunk in self._chunks(content):
-                        record.write(chunk)
-        return {}
 
     def _pace(self) -> None:
         """Choose the share of the time in which this process works, so that it ends well before the next checkpoint."""
