@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 import weakref
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +22,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.checkpoints.writer import Writer, WriterEndedError
 from drivetrain.errors import CheckpointError, ConfigurationError, shown
 
-_LOCK_PAUSE_S, _LOCK_PATIENCE_S = 0.02, 600.0
+_LOCK_PATIENCE_S = 600.0
 _LONG_S = 60.0  # after which a log line says what the process waits for
 
 
@@ -118,7 +117,10 @@ class AsyncCheckpointIO(CheckpointIO):
         these files are written, so no run replaces the file of another.
         """
         self._settle()
-        unlock = _locked(folder)
+        with contextlib.suppress(OSError):  # the save raises it
+            os.makedirs(folder, exist_ok=True)
+        line = f"Training waits while another run writes a checkpoint to {folder}. Give each run a folder of its own."
+        unlock = files.locked(folder, _LOCK_PATIENCE_S, lambda: any_rank_info(line))
         try:
             yield
         finally:
@@ -374,44 +376,6 @@ def _taken(path: str | Path) -> CheckpointError:
         f"The checkpoint {path} was not written, because another run has meanwhile put a file there, which stays. Give "
         "each run a folder of its own."
     )
-
-
-def _locked(folder: str | Path) -> Callable[[], None]:
-    """Lock a local folder, if its file system can, and return a function that unlocks it.
-
-    The lock ends with the process, so a killed run leaves none. A run that has stopped does not block others for ever.
-    """
-    try:
-        import fcntl
-
-        os.makedirs(folder, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):  # Windows; if the folder cannot be used, the save raises the error
-        return lambda: None
-
-    def unlock() -> None:
-        fcntl.flock(handle, fcntl.LOCK_UN)  # a forked process may still have the folder open
-        os.close(handle)
-
-    gives_up = time.monotonic() + _LOCK_PATIENCE_S
-    waits = False
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > gives_up:
-                return unlock
-            if not waits:
-                waits = True
-                any_rank_info(
-                    f"Training waits while another run writes a checkpoint to {folder}. Give each run a folder of its "
-                    "own."
-                )
-            time.sleep(_LOCK_PAUSE_S)
-        except OSError:  # this file system has no locks
-            return unlock
-        else:
-            return unlock
 
 
 _stores: weakref.WeakSet[AsyncCheckpointIO] = weakref.WeakSet()
