@@ -20,7 +20,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, cast
 
 from drivetrain.base import files
 
@@ -86,7 +86,7 @@ def _exactly(stream: Any, length: int) -> bytes:
 class Summed:
     """A stream that is written from its start to its end, with the size and the CRC-32 of what was written."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: IO[bytes]) -> None:
         self.size = self.checksum = 0
         self._stream = stream
 

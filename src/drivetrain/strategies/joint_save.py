@@ -56,7 +56,7 @@ def begin(
             entries: list[rank_files.Entry] = []
 
             def collect() -> list[rank_files.Entry]:
-                entries.extend(joint.collect())
+                entries.extend(joint.exchange({}, None))
                 return entries
 
             main = _begun(lambda: strategy.save_checkpoint({**state, listed: Later(collect)}, path, storage_options))
@@ -105,13 +105,13 @@ def _post(joint: JointSave, own: Exception | Future[Any], file: str, ranks: Sequ
         except OSError as error:
             failure = error
     sums = {key: entry[key] for key in ("size", "crc32") if key in entry}
-    joint.post({"name": os.path.basename(file), "ranks": list(ranks), **sums}, failure)
+    joint.exchange({"name": os.path.basename(file), "ranks": list(ranks), **sums}, failure)
 
 
 def _follow(strategy: Strategy, joint: JointSave, path: str | Path, own: rank_files.Entry, listed: str) -> None:
     """End a save on another rank, in the writing thread; ``own`` is empty if this rank has written no file."""
     try:
-        joint.follow()
+        joint.conclude(None)
     except CheckpointError:
         rank_files.discard(strategy, path, own, listed)
         raise
@@ -167,6 +167,7 @@ class JointSave:
         self, world: Group, path: str | Path, save_id: str, store: Any, writers: Sequence[int] | None = None
     ) -> None:
         self._world, self._path, self._rank, self._ranks = world, path, world.rank, world.ranks
+        self._is_first = world.rank == self._ranks[0]
         self._tree = [*self._ranks[:1], *(self._ranks[1:] if writers is None else writers)]
         self._store, self._key = store, f"drivetrain/save {save_id}"
 
@@ -182,18 +183,27 @@ class JointSave:
         """
         if self._store is None and len(self._ranks) > 1:
             outcomes = self._world.gather_objects((written, failure and shown_error(failure)))
-            failed = [
-                f"rank {rank} could not write its file: {text}" for rank, (_, text) in enumerate(outcomes) if text
+            found = {str(rank): theirs for rank, (theirs, _) in zip(self._ranks, outcomes, strict=True)}
+            texts = [
+                f"rank {rank} could not write its file: {text}." for rank, (_, text) in enumerate(outcomes) if text
             ]
-            if failed:
-                raise failure or CheckpointError(f"The checkpoint {self._path} was not written, because {failed[0]}.")
-            return [theirs for theirs, _ in outcomes[1:]]
-        if self._rank != self._ranks[0]:
-            self.post(written, failure)
-            return []
-        if failure is not None:
+            failed = texts[0] if texts else ""
+        elif self._is_first and failure is not None:
             raise failure
-        return self.collect()
+        else:
+            found, failed = self._below()
+            if not self._is_first:
+                found[str(self._rank)] = written
+                if failure is not None:
+                    failed = f"rank {self._rank} could not write its file: {_text(failure)}"
+                with contextlib.suppress(RuntimeError):  # the job's store has ended, and with it the job
+                    self._store.set(self._own(self._rank), json.dumps([found, failed], default=vars))
+                return []
+        if failed:
+            raise failure or CheckpointError(f"The checkpoint {self._path} was not written, because {failed}")
+        while self._store is not None and _decided:  # all ranks have read the outcome of the previous save
+            self._store.delete_key(_decided.pop())
+        return [found[str(rank)] for rank in self._tree[1:]]
 
     def conclude(self, failure: BaseException | None) -> None:
         """End the save, on rank 0 with its outcome; without a store, the caller tells the others about ``failure``.
@@ -201,38 +211,18 @@ class JointSave:
         Raises:
             Exception: the save has failed; ``failure`` on a rank that has failed itself.
         """
-        if self._store is not None and self._rank != self._ranks[0]:
-            try:
-                self.follow()
-            except CheckpointError as error:
-                raise failure or error from None
-        self.decide(failure)
-        if failure is not None:
-            raise failure
-
-    def post(self, written: Any, failure: BaseException | None = None) -> None:
-        """Post what this rank has written, plain data or objects with plain attributes, or its ``failure``, and the
-        posts of the ranks below it in the tree.
-        """
-        found, failed = self._below()
-        found[str(self._rank)] = written
-        if failure is not None:
-            failed = f"rank {self._rank} could not write its file: {_text(failure)}"
-        with contextlib.suppress(RuntimeError):  # the job's store has ended, and with it the job
-            self._store.set(self._own(self._rank), json.dumps([found, failed], default=vars))
-
-    def collect(self) -> list[Any]:
-        """Return what each other rank that writes has written, by rank; called on rank 0.
-
-        Raises:
-            CheckpointError: a rank could not write, or does not answer.
-        """
-        found, failed = self._below()
-        if failed:
-            raise CheckpointError(f"The checkpoint {self._path} was not written, because {failed}")
-        while self._store is not None and _decided:  # all ranks have read the outcome of the previous save
-            self._store.delete_key(_decided.pop())
-        return [found[str(rank)] for rank in self._tree[1:]]
+        key, theirs = f"{self._key}/outcome", ""
+        if self._store is not None and self._is_first:
+            with contextlib.suppress(RuntimeError):  # some stores treat an empty value as missing
+                self._store.set(key, f"-{'' if failure is None else _text(failure)}")
+            _decided.append(key)
+        elif self._store is not None:
+            if reason := wait_for_keys(self._store, [key], self._ranks[:1]):
+                theirs = f"The checkpoint {self._path} was not written, because {self._gave_up(reason)}"
+            else:
+                theirs = self._store.get(key).decode()[1:]
+        if failure is not None or theirs:
+            raise failure or CheckpointError(theirs)
 
     def _below(self) -> tuple[dict[str, Any], str]:
         """Return what the ranks below this one in the tree have written, by rank; and why one of them has not."""
@@ -247,27 +237,6 @@ class JointSave:
             self._store.delete_key(key)
             found, failed = {**found, **theirs}, failed or failure
         return found, failed
-
-    def decide(self, failure: BaseException | None) -> None:
-        """Post the outcome; called on rank 0."""
-        if self._store is None or self._rank != self._ranks[0]:
-            return
-        text = "" if failure is None else _text(failure)
-        with contextlib.suppress(RuntimeError):
-            self._store.set(f"{self._key}/outcome", f"-{text}")  # some stores treat an empty value as missing
-        _decided.append(f"{self._key}/outcome")
-
-    def follow(self) -> None:
-        """Wait for the outcome; called on the other ranks.
-
-        Raises:
-            CheckpointError: the checkpoint was not written.
-        """
-        key = f"{self._key}/outcome"
-        if reason := wait_for_keys(self._store, [key], self._ranks[:1]):
-            raise CheckpointError(f"The checkpoint {self._path} was not written, because {self._gave_up(reason)}")
-        if failure := self._store.get(key).decode()[1:]:
-            raise CheckpointError(failure)
 
     def _gave_up(self, reason: str) -> str:
         return f"rank {self._rank} waited for other ranks: {reason}. The checkpoints before it are unchanged."

@@ -151,15 +151,11 @@ def write(
 
 def _collected(strategy: Strategy, path: str | Path, number: str, own: Entry, writers: Sequence[int]) -> list[Entry]:
     """Return on rank 0 the entries of all files."""
-    world = strategy.world
-    if world.store is None:
-        return [entry for entry in world.gather_objects(own) if entry]
-    if strategy.global_rank in (0, *writers):
-        joint = joint_save.JointSave(world, path, f"{number}, files", world.store.clone(), writers)
-        if strategy.is_global_zero:
-            return joint.collect()
-        joint.post(own)
-    return []
+    world, store = strategy.world, strategy.world.store
+    if store is not None and strategy.global_rank not in (0, *writers):
+        return []
+    joint = joint_save.JointSave(world, path, f"{number}, files", None if store is None else store.clone(), writers)
+    return [entry for entry in joint.exchange(own, None) if entry]
 
 
 def shares(strategy: Strategy, part: Mapping[str, Any]) -> tuple[list[int], dict[int, Mapping[str, Any]]]:
