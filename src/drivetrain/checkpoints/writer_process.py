@@ -1,31 +1,27 @@
 """The program of the process that writes checkpoints in the background. It imports no torch, so it starts at once.
 
-It reads orders from its standard input, each a file to write, and answers each on its standard output. The bytes are in
-memory that the parent process shares, or in the order itself. It ends when its parent ends; a file that is not complete
-then is removed.
+Its standard input is a connection, from which it gets orders, each a file to write, and on which it answers each. The
+bytes are in memory that the parent process shares, or follow the order. It ends when its parent ends; a file that is
+not complete then is removed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import mmap
 import os
-import select
 import signal
 import struct
 import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, cast
 
 from drivetrain.base import files
-
-LENGTHS = struct.Struct("<QQ")
-"""What every message begins with: the numbers of bytes of its JSON and of the content that follows it."""
 
 ALIGNMENT = 64  # bytes; torch's own, and that of checkpoints/sharded.py, so that a record can be mapped into memory
 CONTROL = 64  # bytes at the start of the shared memory: the first is not 0 while the parent waits for this process
@@ -40,47 +36,22 @@ class ParentEnded(BaseException):
     """The process that gave the order has ended."""
 
 
-def main(memory: int, orders: int = 0, answers: int = 1) -> None:
+def main(memory: int, orders: int = 0) -> None:
     """Carry out orders until the parent process ends.
 
     Args:
         memory: the descriptor of the shared memory.
-        orders, answers: the descriptors of the pipes.
+        orders: the descriptor of the connection.
     """
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(each, signal.SIG_IGN)  # they are meant for the training, which may still save
     os.nice(_LOWEST_PRIORITY)  # training goes first; while it waits for this process, the processors are free
-    served = _Served(memory, orders)
-    with open(orders, "rb", 0, closefd=False) as incoming, open(answers, "wb", 0, closefd=False) as outgoing:
-        send(outgoing, {"ready": True})
-        with contextlib.suppress(ParentEnded, BrokenPipeError):
-            while (message := receive(incoming)) is not None:
-                send(outgoing, served.answer(*message))
-
-
-def send(stream: Any, header: Any, content: bytes = b"") -> None:
-    """Write a message to an unbuffered ``stream``."""
-    text = json.dumps(header).encode()
-    for part in (LENGTHS.pack(len(text), len(content)), text, content):
-        rest = memoryview(part)
-        while rest:
-            rest = rest[stream.write(rest) :]
-
-
-def receive(stream: Any) -> tuple[Any, bytes] | None:
-    """Return the next message of an unbuffered ``stream``: its JSON and its content; ``None`` at the stream's end."""
-    lengths = _exactly(stream, LENGTHS.size)
-    if len(lengths) < LENGTHS.size:
-        return None
-    text, content = (_exactly(stream, length) for length in LENGTHS.unpack(lengths))
-    return json.loads(text), content
-
-
-def _exactly(stream: Any, length: int) -> bytes:
-    found = bytearray()
-    while len(found) < length and (part := stream.read(min(length - len(found), _CHUNK))):
-        found += part
-    return bytes(found)
+    parent = Connection(orders)
+    served = _Served(memory, parent)
+    parent.send({"ready": True})
+    with contextlib.suppress(ParentEnded, EOFError, ConnectionError):
+        while True:
+            parent.send(served.answer(parent.recv(), parent.recv_bytes()))
 
 
 class Summed:
@@ -135,10 +106,10 @@ def write_zip(
 
 
 class _Served:
-    """What this process shares with its parent: the memory, and the pipe that ends with it."""
+    """What this process shares with its parent: the memory, and the connection that ends with it."""
 
-    def __init__(self, memory: int, orders: int) -> None:
-        self._memory, self._orders = memory, orders
+    def __init__(self, memory: int, parent: Connection) -> None:
+        self._memory, self._parent = memory, parent
         self._map: Any = b""
         self._share, self._began, self._worked = _SHARE, -math.inf, 0.0
 
@@ -181,8 +152,8 @@ class _Served:
                 self._check_parent()
 
     def _check_parent(self) -> None:
-        """Raise ParentEnded if the pipe of orders has ended: the parent sends nothing while it waits for an answer."""
-        if select.select([self._orders], [], [], 0)[0]:
+        """Raise ParentEnded if the connection has ended: the parent sends nothing while it waits for an answer."""
+        if self._parent.poll():
             raise ParentEnded
 
 
