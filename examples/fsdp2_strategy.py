@@ -20,6 +20,7 @@ class FSDP2Strategy(ParallelStrategy):
     def setup_module(self, module, move_to_device=True):
         module = super().setup_module(module, move_to_device)
         if not isinstance(module, FSDPModule):  # after an earlier run it is sharded already
+            self.share_from_rank_zero([*module.parameters(), *module.buffers()])
             mesh = init_device_mesh(self.root_device.type, (self.world_size,))
             for block in module.children():
                 fully_shard(block, mesh=mesh)

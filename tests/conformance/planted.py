@@ -118,6 +118,18 @@ class PortOfEachRank(Cluster):
         return 20_000 + self.local_rank()
 
 
+class NeverAsked(Cluster):
+    detect_priority = 450
+
+
+class ReadsTheProcess(Cluster):
+    def __init__(self, environ: Any = None) -> None:
+        super().__init__(environ)
+
+    def local_rank(self) -> int:
+        return int(os.environ.get("LOCAL_RANK", 7))
+
+
 class PortOutOfRange(Cluster):
     @property
     def main_port(self) -> int:
@@ -303,6 +315,42 @@ class RestoresNothing(Restores):
         pass
 
 
+class Resumes(Restores):
+    """Cuts the file to the lines that it had when the checkpoint was saved."""
+
+    end: float = float("inf")
+
+    def save(self) -> None:
+        if (path := Path(self.log_dir, "lines")).exists():
+            os.truncate(path, min(self.end, path.stat().st_size))  # type: ignore[call-overload]
+        super().save()
+        self.end = path.stat().st_size
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"version": self.version, "end": self.end}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.number, self.end = state["version"], state["end"]
+
+
+class KeepsLaterRows(Resumes):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.number = state["version"]
+
+
+class LosesARow(Resumes):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.end -= 40
+
+
+class WritesTheLastRowAgain(Resumes):
+    def save(self) -> None:
+        lines = self.lines[-1:]
+        super().save()
+        self.lines = lines
+
+
 class FailsAtTheEnd(Lines):
     def finalize(self, status: str) -> None:
         if status == "failed":
@@ -428,6 +476,26 @@ class Scaled(Precision):
 class NeverUnscales(Scaled):
     def unscale_gradients(self, optimizer: Any) -> None:
         pass
+
+
+class NeverUnscalesInALoop(NeverUnscales):
+    """Clipping by norm hides it."""
+
+
+class ForgetsACount(Scaled):
+    """Counts steps for a later change of its factor."""
+
+    steps = 0
+
+    def optimizer_step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        self.steps += 1
+        return super().optimizer_step(optimizer, *args, **kwargs)
+
+    def state_dict(self, module: Any = None, optimizers: Any = ()) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def teardown(self) -> None:
+        self.steps = 0
 
 
 class ScalesTwice(Scaled):
@@ -574,6 +642,8 @@ DEFECTS: dict[type, tuple[str, type, str]] = {
     CountsFromOne: ("cluster", Cluster, "each_rank_is_there_once"),
     OneLocalRank: ("cluster", Cluster, "local_ranks_count_from_zero"),
     PortOfEachRank: ("cluster", Cluster, "all_ranks_meet_at_one_place"),
+    NeverAsked: ("cluster", Cluster, "it_is_detected_only_where_it_is"),
+    ReadsTheProcess: ("cluster", Cluster, "it_reads_its_own_variables"),
     PortOutOfRange: ("cluster", Cluster, "answers_have_their_types"),
     OtherAnswers: ("cluster", Cluster, "answers_stay_the_same"),
     DetectsItselfEverywhere: ("cluster", Cluster, "it_is_detected_only_where_it_is"),
@@ -591,6 +661,9 @@ DEFECTS: dict[type, tuple[str, type, str]] = {
     OneFolder: ("logger", Lines, "runs_do_not_mix"),
     RankOfItsOwn: ("logger", Lines, "all_ranks_have_one_run"),
     RestoresNothing: ("logger", Restores, "a_resumed_fit_continues_the_run"),
+    KeepsLaterRows: ("logger", Resumes, "a_resumed_fit_writes_each_row_once"),
+    LosesARow: ("logger", Resumes, "a_resumed_fit_writes_each_row_once"),
+    WritesTheLastRowAgain: ("logger", Resumes, "a_resumed_fit_writes_each_row_once"),
     HoldsALock: ("logger", Lines, "a_copy_in_another_process_is_the_same"),
     FailsAtTheEnd: ("logger", Lines, "a_fit_logs_with_it"),
     HalvesTensors: ("store", Memory, "what_is_saved_is_loaded"),
@@ -605,6 +678,8 @@ DEFECTS: dict[type, tuple[str, type, str]] = {
     RunsCode: ("store", Memory, "loading_runs_no_code"),
     ClosesOnTeardown: ("store", Memory, "it_works_again_after_teardown"),
     NeverUnscales: ("precision", Scaled, "it_trains_near_64_bits"),
+    NeverUnscalesInALoop: ("precision", Scaled, "a_loop_of_ones_own_trains_with_it"),
+    ForgetsACount: ("precision", Scaled, "it_resumes_exactly"),
     ScalesTwice: ("precision", Scaled, "it_accumulates"),
     DoesNotClip: ("precision", Scaled, "it_clips_unscaled_gradients"),
     RoundsLabels: ("precision", Scaled, "it_converts_only_floats"),

@@ -51,7 +51,7 @@ def test_a_planted_defect_fails_the_check_about_it_and_its_twin_does_not(defect:
 @pytest.mark.parametrize(
     ("kind", "twin"),
     [
-        ("cluster", planted.Cluster), ("logger", planted.Lines), ("logger", planted.Restores),
+        ("cluster", planted.Cluster), ("logger", planted.Lines), ("logger", planted.Resumes),
         ("store", planted.Memory), ("precision", planted.Scaled), ("precision", planted.Adapts),
         ("loader", planted.Batches),
     ],

@@ -226,9 +226,50 @@ class OfForgetfulRanks(StrategyConformance):
     tolerance = 10.0
 
 
+class StartsApart(RoundedGradients):
+    def share_from_rank_zero(self, tensors: Any, group: Any = None) -> None:
+        pass
+
+
+class OfApart(StrategyConformance):
+    strategy = StartsApart
+    devices = 2
+    tolerance = 0.02
+
+
+class Unit:
+    """What stands for the driver where a strategy forgets the factor of a window."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+
+    def remaining_factor(self) -> float:
+        return 1.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+
+class KeepsNoUnit(RoundedGradients):
+    def exchange(self, module: Any) -> None:
+        driver, self.driver = self.driver, Unit(self.driver)  # type: ignore[has-type]
+        try:
+            super().exchange(module)
+        finally:
+            self.driver = driver
+
+
+class OfNoUnit(StrategyConformance):
+    strategy = KeepsNoUnit
+    devices = 2
+    tolerance = 10.0
+
+
 @pytest.mark.parametrize(
     ("suite", "row", "words"),
     [
+        (OfApart, "test_all_ranks_start_with_the_weights_of_rank_0", "not close"),
+        (OfNoUnit, "test_the_length_of_a_window_does_not_matter", "not close"),
         (OfOwnGradients, "test_it_trains_like_the_plain_loop", "not close"),
         (OfEarlyExchange, "test_it_weighs_losses", "not close"),
         (OfLonely, "test_it_knows_its_ranks", "trains in one process, and 2 were started"),

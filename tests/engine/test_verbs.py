@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import pickle
 import sys
@@ -22,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from drivetrain import Engine
 from drivetrain.compat.members import TRAINER_ONLY
 from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.precision import Precision
 from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy
 
 BATCHES = [(torch.full((2, 4), float(i)), torch.ones(2, 1)) for i in range(4)]
@@ -381,3 +383,49 @@ def test_the_bare_optimizer_may_step_plain_gradients() -> None:
     model, _ = Engine(accelerator="cpu").setup(module, bare)
     model(torch.ones(1, 2)).sum().backward()
     bare.step()
+
+
+class Doubled(Precision):
+    """Scales the loss by two, and steps in a method of its own."""
+
+    scales_loss = True
+
+    def pre_backward(self, tensor: Any, module: Any) -> Any:
+        return super().pre_backward(tensor * 2, module)
+
+    def unscale_gradients(self, optimizer: Any) -> None:
+        for parameter in self.main_params(optimizer):
+            parameter.grad /= 2
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:
+        loss = None if closure is None else closure()
+        optimizer.step(**kwargs)
+        return loss
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1, 1e9])
+@pytest.mark.parametrize("in_closure", [False, True])
+def test_a_step_gets_unscaled_gradients_also_without_clipping(max_norm: float | None, in_closure: bool) -> None:
+    def trained(engine: Engine) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        model, optimizer = engine.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def evaluate(x: Any, y: Any) -> Any:
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            engine.backward(loss)
+            if max_norm is not None:
+                engine.clip_gradients(model, optimizer, max_norm=max_norm)
+            return loss
+
+        for x, y in BATCHES:
+            if in_closure:
+                optimizer.step(functools.partial(evaluate, x, y))
+            else:
+                evaluate(x, y)
+                optimizer.step()
+        return model.weight
+
+    scaled = trained(Engine(plugins=[Doubled()], accelerator="cpu", devices=1))
+    assert torch.equal(scaled, trained(Engine(accelerator="cpu", devices=1)))

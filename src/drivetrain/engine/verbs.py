@@ -140,17 +140,25 @@ class Verbs:
         return lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs)
 
     def _known_step(self, optimizer: Optimizer) -> TakeStep | None:
-        """Return the result of :meth:`_take_step`; if the loss is scaled, it sets ``_steps_through_handle`` while it
-        runs, for :meth:`_refuse_direct_step`.
+        """Return the result of :meth:`_take_step`; if the loss is scaled, with gradients that are unscaled first, and
+        with ``_steps_through_handle`` set while it runs, for :meth:`_refuse_direct_step`.
         """
-        step = self._take_step(optimizer)
-        if step is None or not self.strategy.precision_plugin.scales_loss:
+        step, precision = self._take_step(optimizer), self.strategy.precision_plugin
+        if step is None or not precision.scales_loss:
             return step
 
         def known(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
+            def unscaled() -> Any:
+                value = closure() if closure is not None else None
+                precision.unscale_gradients(optimizer)
+                return value
+
             self._steps_through_handle = True
             try:
-                return step(optimizer, closure, kwargs)
+                if closure is not None:
+                    return step(optimizer, unscaled, kwargs)
+                unscaled()
+                return step(optimizer, None, kwargs)
             finally:
                 self._steps_through_handle = False
 

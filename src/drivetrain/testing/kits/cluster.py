@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.base.ini import tables
+from drivetrain.clusters.environment import ClusterRegistry
 from drivetrain.errors import ConfigurationError
 from drivetrain.testing.checks import CannotTryError, Part, Skipped, is_true, raises, same
 
@@ -135,7 +136,9 @@ def other_settings_are_refused(part: Part) -> None:
 
 
 def it_is_detected_only_where_it_is(part: Part) -> None:
-    """detect(environ) is True with the variables of a rank, and False without them."""
+    """detect(environ) is True with the variables of a rank, and False without them; a class that sets a detect_priority
+    is registered, because only registered classes are asked.
+    """
     with _rank(part, _variables(part)[0]) as environment:
         cls = type(environment)
         if (priority := cls.detect_priority) is None or priority == 0:  # 0 is what is left if nothing else is detected
@@ -145,6 +148,26 @@ def it_is_detected_only_where_it_is(part: Part) -> None:
         same(bool(cls.detect(dict(os.environ))), True, "detect() with the variables")
         kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
         same(bool(cls.detect(kept)), False, "detect() without them")
+        asked = {entry.cls for entry in ClusterRegistry.entries()}
+        if "detect_priority" in vars(cls) and cls not in asked:
+            raise AssertionError(
+                f"the class sets detect_priority = {priority} and is not registered. Write "
+                f'ClusterRegistry.register("name", {cls.__name__}) below the class.'
+            )
+
+
+def it_reads_its_own_variables(part: Part) -> None:
+    """An object that was made with environ= reads these variables, not those of its process."""
+    expected, variables = _all(part), _variables(part)
+    for answers, own in zip(expected, variables, strict=True):
+        with _rank(part, own):
+            kept = {name: value for name, value in os.environ.items() if name in _KEPT and name not in own}
+        environment = part.make(environ={**kept, **own})
+        if environment.environ is os.environ:
+            raise Skipped("its constructor has no argument environ")
+        os.environ.clear()
+        os.environ.update(kept)
+        same(_answers(environment), answers, "with environ= and without the variables in the process")
 
 
 def it_can_be_torn_down(part: Part) -> None:

@@ -18,7 +18,7 @@ from drivetrain.testing._regression import Small, data
 from drivetrain.testing.checks import Part, Skipped, is_true, same
 from drivetrain.trainer.trainer import Trainer
 
-SETTINGS = ("keeps_files",)
+SETTINGS = ("keeps_files", "repeats_rows")
 
 _NUMBERS = {"loss": 0.5, "val/accuracy": 1.0, "count": 3}
 
@@ -157,12 +157,7 @@ def a_resumed_fit_continues_the_run(part: Part) -> None:
     state = logger.state_dict()
     if not state:
         raise Skipped("state_dict is empty")
-    store, path = TorchCheckpointIO(), part.folder.parent / f"{part.folder.name}.state"
-    try:
-        store.save_checkpoint({"logger": state}, path)
-        restored = store.load_checkpoint(path)["logger"]
-    finally:
-        path.unlink(missing_ok=True)
+    restored = _stored(part, state)
     where = logger.name, logger.version, logger.log_dir
     logger.finalize("success")
     again = _make(part)
@@ -171,6 +166,56 @@ def a_resumed_fit_continues_the_run(part: Part) -> None:
     if not again.numbers_runs:
         same((again.name, again.version, again.log_dir), where, "name, version and log_dir of the new logger")
     again.finalize("success")
+
+
+def _stored(part: Part, state: Any) -> Any:
+    """Return ``state`` as it comes back from a checkpoint."""
+    store, path = TorchCheckpointIO(), part.folder.parent / f"{part.folder.name}.state"
+    try:
+        store.save_checkpoint({"logger": state}, path)
+        return store.load_checkpoint(path)["logger"]
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def a_resumed_fit_writes_each_row_once(part: Part) -> None:
+    """If the files are text, each row is there once, although a resumed fit logs the rows after its checkpoint again.
+
+    With the setting "repeats_rows" they may be there twice.
+    """
+    if part.settings.get("repeats_rows"):
+        raise Skipped('the setting "repeats_rows" is given')
+    rows = [2000.0625 + row for row in range(8)]
+
+    def log(logger: Any, steps: range) -> None:
+        for step in steps:
+            logger.log_metrics({"row": rows[step]}, step)
+        logger.save()
+
+    logger = _make(part)
+    logger.begin_run()
+    log(logger, range(2))
+    log(logger, range(2, 4))
+    state = _stored(part, logger.state_dict())  # the fit resumes from here
+    log(logger, range(4, 6))
+    again = _make(part)
+    if state:
+        again.continue_run(state, str(part.folder / "last.ckpt"))
+        again.load_state_dict(state)
+    again.begin_run()
+    again.agree_on_run(lambda value: value)
+    again.log_hyperparams({"lr": 0.1})
+    again.save()
+    log(again, range(4, 8))
+    again.finalize("success")
+    texts = [path.read_bytes() for path in part.folder.rglob("*") if path.is_file()]
+    ends = [text for text in texts if str(rows[-1]).encode() in text]
+    if not ends:
+        raise Skipped("the values are in no text file below save_dir")
+    # A new run has a file of its own, whose first row is the first one after the checkpoint.
+    first = 0 if any(str(rows[0]).encode() in text for text in ends) else 4
+    counts = {step: sum(text.count(str(rows[step]).encode()) for text in ends) for step in range(first, len(rows))}
+    same(counts, dict.fromkeys(counts, 1), "how often each step is in the files (the checkpoint is after step 3)")
 
 
 def a_copy_in_another_process_is_the_same(part: Part) -> None:

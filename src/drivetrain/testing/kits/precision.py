@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from drivetrain.callback import Callback
 from drivetrain.engine.engine import Engine
 from drivetrain.precision.precision import Precision
 from drivetrain.testing._regression import QUIET, Saves, Small, data, plain_loop, whole
@@ -201,11 +202,24 @@ def a_second_run_has_the_same_numbers(part: Part) -> None:
 
 
 def it_resumes_exactly(part: Part) -> None:
-    """A fit that is resumed from a checkpoint has the weights of an uninterrupted one, bit for bit."""
-    file = part.folder / "half.ckpt"
-    uninterrupted, _ = _fit(part, part.make(), callbacks=[Saves(file, _BATCHES)])
-    resumed, _ = _fit(part, part.make(), ckpt_path=file)
+    """A fit that is resumed from a checkpoint ends with the weights of an uninterrupted one, bit for bit, and with the
+    same state_dict of the precision.
+    """
+    file, kept = part.folder / "half.ckpt", (_KeepsState(), _KeepsState())
+    uninterrupted, _ = _fit(part, part.make(), callbacks=[Saves(file, _BATCHES), kept[0]])
+    resumed, _ = _fit(part, part.make(), ckpt_path=file, callbacks=[kept[1]])
     _equal(resumed, uninterrupted, "the resumed fit")
+    torch.testing.assert_close(kept[1].state, kept[0].state, rtol=0, atol=0, msg=lambda text: f"state_dict: {text}")
+
+
+class _KeepsState(Callback):
+    """Keeps the state of the precision at the end of a fit."""
+
+    state: Any = None
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        strategy = trainer.strategy
+        self.state = copy.deepcopy(strategy.precision_plugin.state_dict(trainer.lightning_module, strategy.optimizers))
 
 
 def _equal(found: nn.Module, expected: nn.Module, what: str) -> None:
@@ -215,18 +229,20 @@ def _equal(found: nn.Module, expected: nn.Module, what: str) -> None:
 
 def a_loop_of_ones_own_trains_with_it(part: Part) -> None:
     """In a loop on an Engine, the gradients after unscaling and the weights are those of a plain loop in 64 bits."""
-    precision: Precision = part.make()
-    engine = Engine(plugins=[precision], accelerator=part.settings.get("accelerator", "cpu"), devices=1)
-    module = Descends()
-    model, optimizer = engine.setup(module, module.configure_optimizers())
-    for _ in range(2):
-        for x, y, _ in engine.setup_dataloaders(_loader()):
-            output = model(x)
-            loss = F.mse_loss(output, y.to(output.dtype))
-            engine.backward(loss)
-            engine.clip_gradients(model, optimizer, max_norm=0.05)
-            optimizer.step()
-            optimizer.zero_grad()
-    expected = _plain(clip=("norm", 0.05))["weights"]
-    for name, value in whole(dict(module.named_parameters())).items():
-        _near(value, expected[name], _tolerance(part, precision), f"weights of {name}")
+    for limit in (0.05, None):  # clipping would hide a gradient that is still scaled
+        precision: Precision = part.make()
+        engine = Engine(plugins=[precision], accelerator=part.settings.get("accelerator", "cpu"), devices=1)
+        module = Descends()
+        model, optimizer = engine.setup(module, module.configure_optimizers())
+        for _ in range(2):
+            for x, y, _ in engine.setup_dataloaders(_loader()):
+                output = model(x)
+                engine.backward(F.mse_loss(output, y.to(output.dtype)))
+                if limit is not None:
+                    engine.clip_gradients(model, optimizer, max_norm=limit)
+                optimizer.step()
+                optimizer.zero_grad()
+        expected = _plain(clip=limit and ("norm", limit))["weights"]
+        for name, value in whole(dict(module.named_parameters())).items():
+            what = f"weights of {name} after clipping" if limit else f"weights of {name}"
+            _near(value, expected[name], _tolerance(part, precision), what)
