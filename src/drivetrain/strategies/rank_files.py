@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import uuid
-import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,6 @@ with on_first_use:
     from drivetrain.strategies import joint_save
 
 _SUFFIX = r"\.([0-9a-f]{8})\.rank[1-9][0-9]*"
-_CHUNK = 2**20  # bytes
 
 LISTED = "rank_files"  # the key of their list in the main file
 UNFINISHED = ".incomplete"  # suffix of a checkpoint that lacks a rank's part
@@ -102,10 +100,8 @@ def save(
         if all(is_durable for *_, is_durable in different):
             commit(strategy, path, entries, own)
         return
-    if own:
-        taken = any(refused for _, refused, _ in different)  # another program has written the file there
-        if taken or not is_listed(store, path, own, listed):
-            discard(strategy, path, own)
+    taken = any(refused for _, refused, _ in different)  # another program has written the file there
+    discard(strategy, path, own, None if taken else listed)
     if failure is not None:
         raise failure
     for rank, (text, *_) in enumerate(outcomes):
@@ -155,15 +151,11 @@ def write(
 
 def _collected(strategy: Strategy, path: str | Path, number: str, own: Entry, writers: Sequence[int]) -> list[Entry]:
     """Return on rank 0 the entries of all files."""
-    world = strategy.world
-    if world.store is None:
-        return [entry for entry in world.gather_objects(own) if entry]
-    if strategy.global_rank in (0, *writers):
-        joint = joint_save.JointSave(world, path, f"{number}, files", world.store.clone(), writers)
-        if strategy.is_global_zero:
-            return joint.collect()
-        joint.post(own)
-    return []
+    world, store = strategy.world, strategy.world.store
+    if store is not None and strategy.global_rank not in (0, *writers):
+        return []
+    joint = joint_save.JointSave(world, path, f"{number}, files", None if store is None else store.clone(), writers)
+    return [entry for entry in joint.exchange(own, None) if entry]
 
 
 def shares(strategy: Strategy, part: Mapping[str, Any]) -> tuple[list[int], dict[int, Mapping[str, Any]]]:
@@ -225,21 +217,18 @@ def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry], own: 
     if strategy.is_global_zero:
         remove_others(strategy.checkpoint_io, path, {each["name"] for each in entries})
         return
-    remember(strategy, path, own["name"] if own else None)
-
-
-def remember(strategy: Strategy, path: str | Path, name: str | None) -> None:
-    """Remove this rank's previous file of the checkpoint ``path``; its next save removes ``name``."""
     earlier = strategy._rank_files_written.pop(str(path), None)
-    if name is not None:
-        strategy._rank_files_written[str(path)] = name
+    if own:
+        strategy._rank_files_written[str(path)] = own["name"]
     if earlier is not None:
         strategy.checkpoint_io.remove_checkpoint(_beside(path, earlier))
 
 
-def discard(strategy: Strategy, path: str | Path, own: Entry) -> None:
-    """Remove the file that this rank has written, ``own``, after a save whose main file was not written."""
-    if own:
+def discard(strategy: Strategy, path: str | Path, own: Entry, listed: str | None = None) -> None:
+    """Remove the file that this rank has written, ``own``, after a failed save, unless the main file names it in its
+    entry ``listed``.
+    """
+    if own and (listed is None or not is_listed(strategy.checkpoint_io, path, own, listed)):
         with contextlib.suppress(Exception):  # another error is being raised
             strategy.checkpoint_io.remove_checkpoint(_beside(path, own["name"]))
 
@@ -378,7 +367,7 @@ def checked(listed: Entry, path: str | Path) -> str:
     if not os.path.exists(file):
         raise CheckpointError(f"{file} is missing")
     if "crc32" in listed:  # not if a remote store has written the file
-        size, checksum = _measured(file)
+        size, checksum = files.measured(file)
         if size != entry(listed, "size", count):
             raise CheckpointError(f"{file} has {size} bytes, and {listed['size']} were written")
         if checksum != listed["crc32"]:
@@ -398,17 +387,8 @@ def entry_of(file: str, ranks: Iterable[int]) -> Entry:
     """Return the main file's entry of ``file``, which contains the parts of ``ranks``; read it for the checksum."""
     own: Entry = {"name": os.path.basename(file), "ranks": list(ranks)}
     if os.path.isfile(local := os.path.expanduser(file)):
-        own["size"], own["crc32"] = _measured(local)
+        own["size"], own["crc32"] = files.measured(local)
     return own
-
-
-def _measured(file: str) -> tuple[int, int]:
-    """Return the file's size in bytes and the CRC-32 of its content."""
-    size = checksum = 0
-    with open(file, "rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
-    return size, checksum
 
 
 def _is_local(path: str | Path) -> bool:

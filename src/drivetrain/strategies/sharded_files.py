@@ -1,4 +1,8 @@
-"""Save a checkpoint as a folder into which each rank writes its shards: see checkpoints/sharded.py."""
+"""Save a checkpoint as a folder into which each rank writes its shards: see checkpoints/sharded.py.
+
+While training waits, each rank writes its own tensors, and exchanges what it has written with the others. In the
+background, a thread writes copies of them, and exchanges messages through the job's store.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -26,8 +32,12 @@ from drivetrain.strategies import rank_files
 from drivetrain.strategies.sharded_state import boxes_in, is_dtensor
 from drivetrain.strategies.strategy import Strategy
 
+if TYPE_CHECKING:
+    from drivetrain.checkpoints.background import AsyncCheckpointIO
+
 with on_first_use:
-    from drivetrain.strategies import background_shards
+    from drivetrain.checkpoints import background
+    from drivetrain.strategies import joint_save
 
 
 def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -49,38 +59,102 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
         raise CheckpointError(problem)
     if save_id is None:  # a checkpoint of another process has this name
         return
-    folder = sharded.place(path)
-    background = background_of(strategy.checkpoint_io)
-    if background is not None and (strategy.world_size == 1 or strategy.world.store is not None):
-        background_shards.begin(strategy, background, checkpoint, path, save_id)
+    world, async_io = strategy.world, background_of(strategy.checkpoint_io)
+    if async_io is None or (world.size > 1 and world.store is None):
+        own = _planned(strategy, checkpoint, sharded.place(path), save_id)
+        own.save(joint_save.JointSave(world, own.folder, save_id, None))
         return
-    names = TensorNames(checkpoint)
+    later = {key: each for key, each in checkpoint.items() if isinstance(each, background.Later)}
+    known = {key: each for key, each in checkpoint.items() if key not in later}
+    own = _planned(strategy, known, sharded.place(path), save_id)
+    joint = joint_save.JointSave(world, path, save_id, world.store.clone() if world.size > 1 else None)
+    with async_io.one_save():
+        own.parts = async_io.hold([(name, each.detach().contiguous(), *at) for name, each, *at in own.parts], path)
+        own.write = functools.partial(_write_by, async_io)
+        async_io.begin(path, own.save, joint, later)
+
+
+@dataclass
+class _Own:
+    """What one rank writes in a save.
+
+    Attributes:
+        strategy, folder, save_id: whose save, where, and its eight digits.
+        tree: the plain data of the checkpoint.
+        listed: on rank 0, the entries of all tensors.
+        parts: the tensors that this rank writes.
+        write: writes a file.
+    """
+
+    strategy: Strategy
+    folder: sharded.Folder
+    save_id: str
+    tree: dict[str, Any]
+    listed: dict[str, part_lists.Stored]
+    parts: list[sharded.Part]
+    write: sharded.Write = sharded.write_records
+
+    def save(self, joint: joint_save.JointSave, later: Mapping[str, background.Later] = MappingProxyType({})) -> None:
+        """Write this rank's part, and on rank 0 the rest, when the others have written theirs.
+
+        Args:
+            joint: the messages of this save.
+            later: further entries of ``tree``, which are known when the others have written.
+        """
+        written, failure = part_lists.Written(), None
+        try:
+            written = self.write_part()
+        except Exception as error:
+            failure = error
+        try:
+            everyones = joint.exchange(written, failure)
+            if self.strategy.is_global_zero:
+                tree = {**self.tree, **{key: each.value() for key, each in later.items()}}
+                everyones = [written, *map(part_lists.written_of, everyones)]
+                sharded.commit(self.folder, self.save_id, tree, everyones, self.write)
+        except Exception as error:
+            failure = failure or error
+        try:
+            joint.conclude(unwritten(self.folder, failure) if isinstance(failure, OSError) else failure)
+        except Exception:
+            sharded.discard(self.folder, self.save_id)
+            raise
+
+    def write_part(self) -> part_lists.Written:
+        """Write this rank's tensors; return their descriptions, and the entries of the others."""
+        written, name = part_lists.Written(), f"{self.save_id}.rank{self.strategy.global_rank}"
+        if self.parts:
+            written = sharded.write_tensors(self.folder, f"{name}.bin", self.parts, self.write)
+            ranks = self.strategy.world_size
+            written = sharded.list_apart(self.folder, f"{name}.parts.json", written, ranks, self.write)
+        written.tensors |= {key: each for key, each in self.listed.items() if key not in written.tensors}
+        return written
+
+
+def _planned(strategy: Strategy, checkpoint: Mapping[str, Any], folder: sharded.Folder, save_id: str) -> _Own:
+    names, is_first = TensorNames(checkpoint), strategy.is_global_zero
     tree = json_tree.encode(dict(checkpoint), names.of)
-    written, failure = part_lists.Written(), None
-    try:
-        written = _write_part(strategy, names, folder, save_id)
-    except Exception as error:
-        failure = error
-    everyones = strategy.world.gather_objects((written, failure and shown_error(failure)))
-    failed = [f"rank {rank} could not write its file: {text}" for rank, (_, text) in enumerate(everyones) if text]
-    try:
-        if failed:
-            raise failure or CheckpointError(f"The checkpoint {folder} was not written, because {failed[0]}.")
-        if strategy.is_global_zero:
-            sharded.commit(folder, save_id, tree, [each for each, _ in everyones])
-    except Exception as error:
-        sharded.discard(folder, save_id)
-        if isinstance(error, OSError):
-            raise unwritten(folder, error) from error
-        raise
+    listed = sharded.entries_of(names.tensors) if is_first else {}
+    return _Own(strategy, folder, save_id, tree, listed, parts_of_rank(names, is_first))
+
+
+def _write_by(store: AsyncCheckpointIO, file: Path | str, records: Sequence[tuple[str, Any]]) -> Mapping[str, Any]:
+    """Write ``file`` in the process of ``store``, or in this one: see ``sharded.Write``."""
+    if isinstance(file, Path):
+        held = [(name, each.untyped_storage() if isinstance(each, Tensor) else each) for name, each in records]
+        if (receipt := store.write_records(file, held, zipped=False)) is not None:
+            return receipt
+    return sharded.write_records(file, records)
 
 
 def unwritten(folder: sharded.Folder, error: OSError) -> CheckpointError:
     """Return the error of a save to ``folder`` that failed with ``error``."""
-    return CheckpointError(
+    failure = CheckpointError(
         f"The checkpoint {folder} could not be written: {shown_error(error)}. What was there before is untouched. "
         f"{cure_of(error.errno)}"
     )
+    failure.__cause__ = error
+    return failure
 
 
 def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, save_id: str) -> str:
@@ -105,13 +179,10 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
     final = Path(os.path.expanduser(path))
     folder = Path(rank_files.unfinished(str(final), save_id))
     sharded.prepare(folder, new=False)
-    names = TensorNames(checkpoint)
-    tree = json_tree.encode(dict(checkpoint), names.of)
-    written = _write_part(strategy, names, folder, save_id)
-    plain = {**vars(written), "tensors": part_lists.plain_of(written.tensors)}
-    own = {"written": plain, "tree": tree if strategy.is_global_zero else None}
+    planned = _planned(strategy, checkpoint, folder, save_id)
+    own = {"written": planned.write_part(), "tree": planned.tree if strategy.is_global_zero else None}
     with files.replacing(folder / f"{strategy.global_rank}.part", durable=True) as stream:
-        stream.write(json.dumps(own).encode())
+        stream.write(json.dumps(own, default=vars).encode())
     try:
         everyones = [json.loads((folder / f"{each}.part").read_bytes()) for each in range(strategy.world_size)]
         all_written = [part_lists.written_of(each["written"]) for each in everyones]
@@ -186,18 +257,6 @@ class TensorNames:
             parameter = names[path[3]] if isinstance(path[3], int) and path[3] < len(names) else path[3]
             return ("optimizers", path[1], "state", parameter, *path[4:])
         return path
-
-
-def _write_part(strategy: Strategy, names: TensorNames, folder: Path | str, save_id: str) -> part_lists.Written:
-    """Write this rank's tensors into ``folder``; return their descriptions, on rank 0 with a list of all tensors."""
-    written = part_lists.Written()
-    if parts := parts_of_rank(names, strategy.is_global_zero):
-        name = f"{save_id}.rank{strategy.global_rank}"
-        written = sharded.write_tensors(folder, f"{name}.bin", parts)
-        written = sharded.list_apart(folder, f"{name}.parts.json", written, strategy.world_size)
-    if strategy.is_global_zero:
-        sharded.list_all(written, names.tensors)
-    return written
 
 
 def parts_of_rank(names: TensorNames, is_first: bool) -> list[sharded.Part]:
