@@ -24,7 +24,9 @@ STATE_VERBS = (
 
 @contextmanager
 def alone(strategy: Strategy, what: Alone) -> Iterator[Alone]:
-    """Context in which this rank does not communicate; yields ``what``, the state that it can save alone."""
+    """Context in which this rank does not communicate; yields ``what``, the kind of state that this rank can save
+    alone.
+    """
     hurry()  # background saves that wait for other ranks soon give up
     with standing_for(strategy, _groups=(LoneGroup(strategy.global_rank),) * 3):
         yield what

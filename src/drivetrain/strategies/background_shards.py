@@ -35,7 +35,9 @@ def begin(
 
 
 class _Shards:
-    """One rank's side of the save; its methods are called in the thread that writes."""
+    """Writes the shards of one rank, and agrees with the other ranks on the result; its methods run in the background
+    thread.
+    """
 
     def __init__(self, strategy: Strategy, background: AsyncCheckpointIO, path: str | Path, save_id: str) -> None:
         self._background, self._save_id, self._folder = background, save_id, sharded.place(path)
@@ -47,7 +49,7 @@ class _Shards:
     def complete(
         self, parts: list[sharded.Part], all_tensors: part_lists.Written, tree: Any, later: Mapping[str, Later]
     ) -> None:
-        """Write the shards of rank 0, and when all others have written theirs, the manifest."""
+        """On rank 0: write this rank's shards, and after all other ranks have written their shards, the manifest."""
         failure: Exception | None = None
         try:
             written = [all_tensors, self._write(parts)]
@@ -62,7 +64,7 @@ class _Shards:
             raise failure
 
     def contribute(self, parts: list[sharded.Part]) -> None:
-        """Write the shards of another rank."""
+        """On any rank but 0: write this rank's shards."""
         failure, written = None, part_lists.Written()
         try:
             written = self._write(parts)
@@ -95,7 +97,9 @@ class _Shards:
 
 
 def _of_receipt(name: str, parts: list[sharded.Part], receipt: Mapping[str, Any]) -> part_lists.Written:
-    """Return the description of ``parts`` in the file ``name``, which another process has written."""
+    """Return the description of ``parts`` in the file ``name``, from the receipt of the process that has written the
+    file.
+    """
     written = part_lists.Written({name: {"size": receipt["size"], "crc32": receipt["crc32"]}})
     for number, (tensor_name, part, whole, (offsets, shape)) in enumerate(parts):
         at, checksum = receipt["records"][str(number)]

@@ -1,19 +1,20 @@
 """Collectives over torch.distributed: gather, broadcast, reduce, barrier, decisions.
 
-Before each operation, the ranks exchange one small message of fixed size that describes it. If the operations, shapes
-or names differ, every rank raises the same error, and none waits forever. The message is exchanged in host memory if
-the group has a backend for the host ("cpu:gloo,cuda:nccl"); otherwise the exchange waits for the device. Only a rank
-that never calls the function is detected by the group's timeout instead. ``all_gather`` and ``reduce`` take several
-times as long with this message, so ``checks`` can turn it off: ranks that differ then hang or get wrong values, as with
-torch's own collectives.
+Before each operation, the ranks exchange one small message of fixed size that describes the operation. If the
+operations, shapes or names differ, every rank raises the same error, and no rank waits forever. The message is
+exchanged in host memory if the group has a backend for the host ("cpu:gloo,cuda:nccl"); otherwise the exchange waits
+for the device. If a rank calls no collective at all, the others wait until the group's timeout. ``all_gather`` and
+``reduce`` take several times as long with this message, so their argument ``checks`` can turn it off. Ranks whose calls
+differ then hang or get wrong values, as with torch's own collectives.
 
 Without a process group, and in a group of one, every function returns its input. ``group`` is a process group that
-contains this process; ``None`` means all processes. If the group's backends do not support a tensor's device, it is
-copied to ``device`` or to the host for the exchange; the result is on the input's device. Ranks are always global
-ranks.
+contains this process; ``None`` means all processes. If the group's backends do not support a tensor's device, the
+tensor is copied to ``device`` or to the host for the exchange; the result is on the input's device. Ranks are always
+global ranks.
 
-Objects are pickled. A rank unpickles only data from other ranks of the same job: a process that can send to the group
-can run code in it, as with torch's own object collectives. Nothing from outside the job is unpickled.
+Objects are pickled. A rank unpickles only data from other ranks of the same job. Unpickling can run code, so a process
+that can send to the group can run code in the ranks, as with torch's own object collectives. Nothing from outside the
+job is unpickled.
 """
 
 from __future__ import annotations
@@ -63,15 +64,17 @@ def all_gather(
     device: torch.device | None = None,
     checks: Checks | None = None,
 ) -> Tensor:
-    """Return every rank's tensor, stacked in the order of ranks; with one process, the tensor itself.
+    """Return the tensors of all ranks, stacked in the order of ranks; with one process, return ``tensor`` itself.
 
     Args:
-        tensor: any shape and dtype, equal on every rank; a scalar tensor gives ``(world_size,)``.
+        tensor: a tensor whose shape and dtype are equal on all ranks; scalar tensors give a result of shape
+            ``(world_size,)``.
         group: the participating ranks; ``None``: all.
-        sync_grads: let gradients flow back. The gradient of this rank's tensor is the sum over all ranks of the
-            gradients of its slice; every rank must run the backward pass. Otherwise the result is detached.
-        device: where to copy tensors that the group does not support; ``None``: the host, or the first supported
-            device.
+        sync_grads: let gradients flow back to the tensors of all ranks. The gradient of this rank's tensor is the sum
+            of the gradients that its slice gets on all ranks, so every rank must run the backward pass. Without
+            ``sync_grads`` the result is detached.
+        device: the device for the exchange if the group does not support the tensor's own device; ``None``: the host,
+            or the first supported device.
         checks: whether the ranks compare this call before it runs; ``None``: they do.
 
     Returns:
@@ -98,7 +101,7 @@ def broadcast(obj: Any, src: int = 0, group: Any = None, *, device: torch.device
         obj: on rank ``src``, a tensor or any picklable object; ignored on the other ranks.
         src: the *global* source rank, also inside a group, as in torch.
         group: the participating ranks; ``None``: all.
-        device: the device here for tensors that were on another rank's accelerator; ``None``: the current one.
+        device: this rank's device for received tensors that were on an accelerator; ``None``: the current device.
 
     Returns:
         On rank ``src``, ``obj`` itself; elsewhere a new object. A tensor keeps its shape, dtype and ``requires_grad``,
@@ -141,21 +144,21 @@ def reduce(
     device: torch.device | None = None,
     checks: Checks | None = None,
 ) -> Any:
-    """Return the element-wise reduction of every rank's tensor; other values are returned unchanged.
+    """Return the element-wise reduction of all ranks' tensors; return a value that is no tensor unchanged.
 
-    Sums use a wider type, so that no precision is lost: float64 for float32, float32 for 16-bit types, int64 for
-    integers; a mean is divided once. The mean of integers or booleans is float64: the mean of 1 and 2 is 1.5. Sums and
-    products of integers or booleans are int64, as in torch. All other results have the input's dtype. NaN on one rank
-    makes the result NaN on all ranks.
+    Sums are computed in a wider dtype to keep precision: float64 for float32, float32 for 16-bit types, int64 for
+    integers. A mean is such a sum, divided once. The mean of integers or booleans is float64: the mean of 1 and 2 is
+    1.5. Sums and products of integers or booleans are int64, as in torch. All other results have the input's dtype. NaN
+    on one rank makes the result NaN on all ranks.
 
     Args:
-        tensor: the same shape and dtype on every rank. ``tensor`` is not changed, and the result is detached from its
+        tensor: a tensor whose shape and dtype are equal on all ranks. It is not changed, and the result has no autograd
             graph.
         group: the participating ranks; ``None``: all.
-        reduce_op: "mean" (or "avg"), "sum", "min", "max", "product" (or "prod"), or one of these or a bitwise one as a
-            ``ReduceOp``; ``None`` is the mean.
-        device: where to copy tensors that the group does not support; ``None``: the host, or the first supported
-            device.
+        reduce_op: "mean" (or "avg"), "sum", "min", "max", "product" (or "prod"), or a ``ReduceOp``, which may also be a
+            bitwise operation; ``None`` is the mean.
+        device: the device for the exchange if the group does not support the tensor's own device; ``None``: the host,
+            or the first supported device.
         checks: as in :func:`all_gather`.
 
     Returns:
@@ -181,11 +184,12 @@ def barrier(group: Any = None, name: str | None = None, *, device: torch.device 
 
     Args:
         group: the participating ranks; ``None``: all.
-        name: the name of this barrier, for the message if ranks wait at different ones.
-        device: for a group without a backend for the host.
+        name: the name of this barrier, shown in the error message if ranks wait at different barriers.
+        device: the device for the exchange if the group has no backend for the host.
 
     Raises:
-        ConfigurationError: on every rank, if a rank waits at a barrier of another name or calls another function.
+        ConfigurationError: on every rank, if a rank waits at a barrier with a different name or calls a different
+            function.
     """
     peers = peers_of("barrier", group, device)
     if peers is not None:
@@ -213,7 +217,7 @@ def gather_objects(obj: Any, group: Any = None, *, device: torch.device | None =
     Args:
         obj: any picklable object.
         group: the participating ranks; ``None``: all.
-        device: the device here for tensors that were on another rank's accelerator; ``None``: the current one.
+        device: this rank's device for received tensors that were on an accelerator; ``None``: the current device.
 
     Raises:
         ConfigurationError: on every rank, if a rank's object cannot be pickled.
@@ -227,22 +231,22 @@ def gather_keyed(
 ) -> Tensor:
     """Return every rank's numbers, after a check that their names are equal on all ranks.
 
-    The first message, of fixed size, compares the names; the second carries all numbers. The caller reduces them: sums
-    and counts may need an exact reduction.
+    The ranks first compare the names in a message of fixed size, and then exchange all numbers. The function does not
+    reduce the numbers, because sums and counts may need an exact reduction.
 
     Args:
-        names: the names of the numbers, in order; one name may have several numbers.
+        names: the names of the numbers, in order; one name may stand for several numbers.
         values: ``(n,)``, the same length and dtype on every rank: float64 if the device supports it.
         group: the participating ranks; ``None``: all.
-        device: where to copy tensors that the group does not support; ``None``: the host, or the first supported
-            device.
+        device: the device for the exchange if the group does not support the tensor's own device; ``None``: the host,
+            or the first supported device.
 
     Returns:
         ``(world_size, n)``, on the device of ``values``; with one process ``(1, n)``.
 
     Raises:
-        ConfigurationError: on every rank, if names or lengths differ; the message shows what each rank has and others
-            lack.
+        ConfigurationError: on every rank, if names or lengths differ; the message shows the names that only some ranks
+            have.
     """
     peers = peers_of("gather_keyed", group, device)
     wrong = values.ndim != 1
@@ -259,8 +263,8 @@ def gather_keyed(
 def reduce_keyed(
     names: Sequence[str], sums: Tensor, most: Tensor, group: Any = None, *, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the sums of every rank's ``sums`` and the largest of their ``most``, after a check that their names are
-    equal on all ranks. If one rank has NaN, the result is NaN on all.
+    """Return the element-wise sum of all ranks' ``sums`` and maximum of all ranks' ``most``, after a check that
+    ``names`` are equal on all ranks. If an element is NaN on one rank, it is NaN in the results of all ranks.
 
     The size of the exchange does not depend on the number of ranks. Arguments and errors: see :func:`gather_keyed`.
     """
@@ -290,14 +294,14 @@ def as_tensor(leaf: Any, device: torch.device, reduce_op: Any = "max") -> Any:
     Args:
         leaf: any value. An int becomes int64; a float becomes float64, or float32 on a device without float64.
         device: the device of this rank.
-        reduce_op: the operation that follows. The tensor gets the dtype of that operation's result, so that the dtype
-            is the same with one process, where nothing is reduced: a float for the mean of integers, int64 for their
-            sum.
+        reduce_op: the operation that follows. The tensor gets the dtype that the operation's result has: a float for
+            the mean of integers, int64 for their sum. So the dtype is the same with one process, where nothing is
+            reduced.
 
     Raises:
         UnknownNameError: the operation is unknown.
     """
-    numpy = sys.modules.get("numpy")  # numpy is optional: if it is not imported, no value has one of its types
+    numpy = sys.modules.get("numpy")  # numpy is optional; if it is not imported, no value has a numpy type
     if numpy is not None and isinstance(leaf, (numpy.generic, numpy.ndarray)):
         if leaf.dtype.kind not in "biufc":
             return leaf
@@ -318,8 +322,8 @@ def as_tensor(leaf: Any, device: torch.device, reduce_op: Any = "max") -> Any:
 
 
 class _Gather(torch.autograd.Function):
-    """Every rank's tensor, stacked; the gradient of this rank's tensor is the sum of all ranks' gradients of its
-    slice.
+    """Stacks the tensors of all ranks. The gradient of this rank's tensor is the sum of the gradients that its slice
+    gets on all ranks.
     """
 
     @staticmethod
@@ -333,7 +337,9 @@ class _Gather(torch.autograd.Function):
 
 
 class _OwnSlice(torch.autograd.Function):
-    """This rank's slice of the sum of all ranks' stacks: the backward pass of ``_Gather``, and the other way round."""
+    """Sums the stacks of all ranks and returns this rank's slice. This is the backward pass of ``_Gather``, and
+    ``_Gather`` is the backward pass of this function.
+    """
 
     @staticmethod
     def forward(ctx: Any, stack: Tensor, peers: Peers) -> Tensor:
@@ -352,7 +358,7 @@ def _stacked(tensor: Tensor, peers: Peers) -> Tensor:
 
 def _bytes(tensor: Tensor) -> Tensor:
     dense = tensor.resolve_conj().resolve_neg().contiguous()
-    # the stride of a tensor with one element is arbitrary
+    # A contiguous tensor with one element may have any stride, but view(torch.uint8) requires the stride 1.
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
@@ -422,7 +428,7 @@ def _irreducible(tensor: Tensor, operation: str) -> str | None:
 
 
 def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
-    """Reduce a tensor after the ranks have compared their calls."""
+    """Reduce a tensor over the ranks, which must have compared their calls before."""
     dtype, home = tensor.dtype, tensor.device
     if operation in _BITWISE:
         return functools.reduce(_BITWISE[operation], _stacked(tensor, peers).unbind())
@@ -463,8 +469,8 @@ def _float64(device: torch.device) -> torch.dtype:
 
 
 def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
-    """Return the smallest or largest of every rank's values. Backends treat NaN differently, so a mask of the NaNs is
-    reduced separately.
+    """Return the element-wise minimum or maximum of all ranks' values. Backends treat NaN differently, so a mask of the
+    NaNs is reduced separately.
     """
     sign = 1.0 if operation == "max" else -1.0
     nan = values.isnan()
@@ -478,7 +484,8 @@ def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
 
 def _gathered(obj: Any, peers: Peers) -> list[Any]:
     data, problem = dumped(obj)
-    # equal on all ranks only if all objects are equal, and then no rank needs another's
+    # A number that is equal on all ranks only if all objects are small and equal; then no rank needs another rank's
+    # object.
     content = int.from_bytes(hashlib.sha256(data).digest()[:7], "big") if len(data) <= _SMALL else peers.rank
     (least, size), (low, high) = peers.agree(problem or "", len(data), content, failed=problem is not None)
     if least == size <= _SMALL and low == high:
