@@ -316,7 +316,7 @@ class DDPStrategy(ParallelStrategy):
         """The optimizers of the run. The setter also registers hooks with sharded optimizers and for model
         averaging.
         """
-        # stored in the instance's dictionary, where a copy in another process looks for it
+        # stored in the instance's dictionary, because pickling copies this dictionary to another process
         return self.__dict__["optimizers"]
 
     @optimizers.setter
