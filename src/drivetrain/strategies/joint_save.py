@@ -1,10 +1,10 @@
-"""Messages between the ranks about a checkpoint that each of them writes in the background.
+"""Messages between ranks that write the files of one checkpoint in the background.
 
 Threads exchange these messages through the job's store, not by collectives, so training continues meanwhile. In a job
-without a store, they use a file beside the checkpoint. Each rank posts once what it has written, or why it could not.
-Rank 0 collects these posts, writes the file that completes the checkpoint, and posts the outcome, for which the other
-ranks wait. So either all ranks have saved the checkpoint, or each of them raises an error at its next save or at the
-end of the run.
+without a store, the threads use a file beside the checkpoint. Each rank posts once what it has written, or why it could
+not write. Rank 0 collects these posts, writes the file that completes the checkpoint, and posts the outcome, for which
+the other ranks wait. So either all ranks have saved the checkpoint, or each of them raises an error at its next save or
+at the end of the run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def begin(
     :func:`store_for`.
 
     Raises:
-        CheckpointError: this rank cannot begin; the others raise an error when they wait for the checkpoint.
+        CheckpointError: this rank cannot begin; the other ranks raise an error when they wait for the checkpoint.
     """
     with background.one_save():
         path, number = strategy.broadcast((path, uuid.uuid4().hex[:8]))
@@ -88,7 +88,9 @@ def _complete(
     path: str | Path,
     entries: Sequence[rank_files.Entry],
 ) -> None:
-    """End a save on rank 0, in the writing thread: if ``main`` was written, remove the files that it replaces."""
+    """End a save on rank 0, in the writing thread; ``main`` is the result of writing the checkpoint's main file. If
+    that file was written, remove the files of the checkpoint that it replaces.
+    """
     failure = main if isinstance(main, Exception) else main.exception()
     if failure is None:
         failure = _begun(lambda: rank_files.commit(strategy, path, entries, {}))
@@ -112,12 +114,12 @@ def _post(joint: JointSave, own: Exception | Future[Any], file: str, ranks: Sequ
 def _follow(
     strategy: Strategy, background: AsyncCheckpointIO, joint: JointSave, path: str | Path, file: str, listed: str
 ) -> None:
-    """End a save on another rank, in the writing thread; ``file`` is "" if this rank has written none."""
+    """End a save on a rank other than 0, in the writing thread; ``file`` is "" if this rank has written no file."""
     name = os.path.basename(file)
     try:
         joint.follow()
     except CheckpointError:
-        with contextlib.suppress(Exception):  # another error is being raised
+        with contextlib.suppress(Exception):  # a failure here must not replace the error of follow()
             if file and not rank_files.is_listed(background, path, {"name": name}, listed):
                 background.remove_checkpoint(file)
         raise
@@ -128,8 +130,9 @@ def _follow(
 
 
 def store_for(world: Group, path: str | Path) -> Any:
-    """Return the store for a save to ``path``: a connection to the job's, or a file beside the checkpoint, which the
-    last rank removes; ``None`` if not all ranks see that file. Every rank must call it.
+    """Return the store for a save to ``path``; every rank must call this function. The result is a connection to the
+    job's store. If the job has none, it is a store in a file beside the checkpoint, which the last rank removes, or
+    ``None`` if not all ranks see that file.
     """
     if world.store is not None:
         return world.store.clone()
@@ -154,17 +157,17 @@ def store_for(world: Group, path: str | Path) -> Any:
     return store
 
 
-_BRANCHES = 8  # the ranks form a tree, in which each collects the posts of this many
-_decided: list[str] = []  # the keys of outcomes in the store
+_BRANCHES = 8  # the ranks form a tree, in which each rank has up to this many ranks below it
+_decided: list[str] = []  # the keys of outcomes that rank 0 has not deleted from the store yet
 
 
 class JointSave:
-    """One rank's side of a save by several ranks; its methods are called in the thread that writes.
+    """Sends and receives one rank's messages about a save by several ranks; its methods run in the writing thread.
 
     Args:
         world: all ranks.
-        path: the checkpoint, for messages.
-        save_id: digits that are new in every save, and equal on all ranks.
+        path: the checkpoint, for error messages.
+        save_id: a text that is different for every save, and equal on all ranks.
         store: the result of :func:`store_for`; ``None`` with one rank.
         writers: the ranks that write a file, except rank 0; ``None``: all.
     """
@@ -177,8 +180,8 @@ class JointSave:
         self._store, self._key = store, f"drivetrain/save {save_id}"
 
     def post(self, written: Any, failure: BaseException | None = None) -> None:
-        """Post what this rank has written, as plain data for JSON, or its ``failure``, and the posts of the ranks below
-        it in the tree.
+        """Collect the posts of the ranks below this rank in the tree. Post them together with what this rank has
+        written, as plain data for JSON, or with its ``failure``.
         """
         found, failed = self._below()
         found[str(self._rank)] = written
@@ -188,7 +191,7 @@ class JointSave:
             self._store.set(self._own(self._rank), json.dumps([found, failed]))
 
     def collect(self) -> list[Any]:
-        """Return what each other rank that writes has written, by rank; called on rank 0.
+        """Return what each writing rank except 0 has written, in the order of the ranks; called on rank 0.
 
         Raises:
             CheckpointError: a rank could not write, or does not answer.
@@ -201,7 +204,9 @@ class JointSave:
         return [found[str(rank)] for rank in self._tree[1:]]
 
     def _below(self) -> tuple[dict[str, Any], str]:
-        """Return what the ranks below this one in the tree have written, by rank; and why one of them has not."""
+        """Return what the ranks below this one in the tree have written, by rank; also return why one of them could
+        not, or "".
+        """
         first = _BRANCHES * self._tree.index(self._rank) + 1
         ranks = self._tree[first : first + _BRANCHES]
         keys = list(map(self._own, ranks))
@@ -224,7 +229,7 @@ class JointSave:
         _decided.append(f"{self._key}/outcome")
 
     def follow(self) -> None:
-        """Wait for the outcome; called on the other ranks.
+        """Wait for the outcome; called on all ranks except 0.
 
         Raises:
             CheckpointError: the checkpoint was not written.
