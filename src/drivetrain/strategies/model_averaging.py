@@ -93,7 +93,7 @@ class ModelAveraging:
         averaging.average_parameters(iter(parameters), self.state.process_group)
         for parameter, place in zip(parameters, places, strict=True):
             place.copy_(parameter.data)
-            parameter.data = place  # own memory and format, not a view of the exchanged buffer
+            parameter.data = place  # keep the own memory, not torch's view of the exchanged buffer
 
     def _read_counts(self, optimizer: Optimizer) -> None:
         group = optimizer.param_groups[0]

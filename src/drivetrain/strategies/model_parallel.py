@@ -386,7 +386,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def accumulating(self, model: nn.Module) -> Any:
-        if self.context_parallel_size > 1:  # a rank's gradient contains other ranks' losses, so all need the same scale
+        if self.context_parallel_size > 1:  # gradients depend on other ranks' losses, so all ranks need the same scale
             self.driver.exchanges_always = True
         return super().accumulating(model) if isinstance(model, fsdp.FSDPModule) else nullcontext()
 
