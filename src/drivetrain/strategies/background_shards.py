@@ -1,4 +1,4 @@
-"""Save a checkpoint as a folder of shards, in the background: see sharded_files.py."""
+"""Save a checkpoint as a folder of shards in a background thread, called by sharded_files.py."""
 
 from __future__ import annotations
 

@@ -396,8 +396,8 @@ def checked(listed: Entry, path: str | Path) -> str:
 
 
 def of_other_ranks(strategy: Strategy, saved_by: int) -> str:
-    """Return a log line: the state of single ranks cannot be restored, because ``saved_by`` other processes
-    saved it.
+    """Return a log line: the state of single ranks cannot be restored, because a different number of processes
+    (``saved_by``) has saved it.
     """
     return (
         f"The checkpoint was saved by {saved_by} processes, and there are {strategy.world_size}: what "
