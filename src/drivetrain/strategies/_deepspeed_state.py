@@ -32,7 +32,7 @@ def whole_weights(module: nn.Module, keep: bool, trained: bool) -> dict[str, Any
     """Return the module's state with complete weights in host memory. A weight is copied from ZeRO's float32 master
     weight if there is one.
 
-    Every rank must call it.
+    Every rank must call this function.
 
     Args:
         module: the user's module.

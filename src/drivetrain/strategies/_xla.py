@@ -99,7 +99,7 @@ class XLAExecution(Strategy):
 
 
 def _seed() -> int:
-    """Return a number derived from the state of torch's generator, without advancing it."""
+    """Return a number derived from the state of torch's generator, without drawing from the generator."""
     state = bytes(torch.get_rng_state().tolist())
     return int.from_bytes(hashlib.blake2b(state, digest_size=7).digest(), "little")
 

@@ -27,7 +27,7 @@ def alone(strategy: Strategy, what: Alone) -> Iterator[Alone]:
     """Context in which this rank does not communicate; yields ``what``, the kind of state that this rank can save
     alone.
     """
-    hurry()  # background saves that wait for other ranks soon give up
+    hurry()  # lets background saves soon give up waiting for other ranks
     with standing_for(strategy, _groups=(LoneGroup(strategy.global_rank),) * 3):
         yield what
 

@@ -7,10 +7,10 @@ for the device. If a rank calls no collective at all, the others wait until the 
 ``reduce`` take several times as long with this message, so their argument ``checks`` can turn it off. Ranks whose calls
 differ then hang or get wrong values, as with torch's own collectives.
 
-Without a process group, and in a group of one, every function returns its input. ``group`` is a process group that
-contains this process; ``None`` means all processes. If the group's backends do not support a tensor's device, the
-tensor is copied to ``device`` or to the host for the exchange; the result is on the input's device. Ranks are always
-global ranks.
+Without a process group, and in a group of one process, every function returns the result for this process alone.
+``group`` is a process group that contains this process; ``None`` means all processes. If the group's backends do not
+support a tensor's device, the tensor is copied to ``device`` or to the host for the exchange; the result is on the
+input's device. Arguments and messages always name global ranks.
 
 Objects are pickled. A rank unpickles only data from other ranks of the same job. Unpickling can run code, so a process
 that can send to the group can run code in the ranks, as with torch's own object collectives. Nothing from outside the

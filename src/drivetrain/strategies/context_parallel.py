@@ -165,7 +165,8 @@ def check_arguments(owner: str, size: int, dims: Dims | None, kind: str) -> None
 
 
 def dims_for(module: nn.Module, given: Dims | None, owner: str) -> Dims:
-    """Return which dimensions of a batch are sequences: the argument of the strategy ``owner``, or the module's.
+    """Return which dimensions of a batch are sequences: the argument of the strategy ``owner``, or the module's
+    attribute ``sequence_dims``.
 
     Raises:
         ConfigurationError: neither names the dimensions.

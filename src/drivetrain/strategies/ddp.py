@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
 _BATCHED = "batched_grad_copy"
-_MANY, _SMALL = 12, 300_000  # faster only from _MANY parameters on, with up to _SMALL elements in all
+_MANY, _SMALL = 12, 300_000  # batched copies are faster only from _MANY parameters on, up to _SMALL elements
 
 
 class DDPArguments(TypedDict, total=False):

@@ -330,7 +330,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         If ``factor`` is on the device, this method waits for the device.
         """
         self._unit *= float(factor)
-        if self._unit == 0:  # earlier gradients have weights of 0, so they are 0 at any scale
+        if self._unit == 0:  # with a factor of 0, all earlier gradients are 0, at any scale
             self._unit = 1.0
 
     def clip_gradients(

@@ -105,7 +105,7 @@ class Facts:
         return replace(self, **changes)
 
 
-# handles_gradient_accumulation is also a property of strategies
+# a strategy may override handles_gradient_accumulation, which is a property, too
 _NAMES = {each.name for each in fields(Facts)} - {"handles_gradient_accumulation"}
 
 
@@ -124,7 +124,9 @@ def check_declared(cls: Any) -> None:
 
 
 class Shared:
-    """Base of the parts of the contract, which only declares the types of their shared attributes."""
+    """Base of the classes that form the contract; it only declares the types of the attributes that these classes
+    share.
+    """
 
     accelerator: Accelerator | None
     checkpoint_io: CheckpointIO

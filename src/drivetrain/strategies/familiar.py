@@ -438,7 +438,8 @@ def standing_for(strategy: Strategy, **attributes: Any) -> Iterator[None]:
     """Context in which ``attributes`` replace attributes of a strategy. Lightning's members have no argument for the
     module, so their overrides read the module from the strategy.
     """
-    # Written to the instance's dictionary, because a setter may do work that belongs to the start of a run.
+    # The attributes are written to the instance's dictionary, because a setter may do work that belongs to the start of
+    # a run.
     own = vars(strategy)
     before = {name: own[name] for name in attributes if name in own}
     own.update({name: attributes[name] for name in before})

@@ -51,8 +51,8 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
         auto_wrap_policy: the layers that are blocks: classes, class names, a function ``policy(module) -> bool``, or
             one of torch's policies. ``None``: the blocks that the model declares, or otherwise its repeated layers.
         activation_checkpointing: an alias of ``activation_checkpointing_policy``.
-        activation_checkpointing_policy: the layers that recompute their activations in the backward pass, in the same
-            forms as ``auto_wrap_policy``.
+        activation_checkpointing_policy: the layers that recompute their activations in the backward pass, given in the
+            same forms as ``auto_wrap_policy``.
         sharding_strategy: "FULL_SHARD"; "SHARD_GRAD_OP" keeps the parameters gathered from forward to backward;
             "HYBRID_SHARD" shards over the processes of one machine and replicates over machines; "NO_SHARD" replicates.
         state_dict_type: "full": checkpoints are single files, as with one process. "sharded": checkpoints are folders,

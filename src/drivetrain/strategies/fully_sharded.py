@@ -365,7 +365,7 @@ def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, 
 
     A layer's ``reset_parameters`` gets complete tensors, of which each rank then keeps its shard. So the values are
     those of a model that one process has created, and besides the shards only one complete layer is in memory at a
-    time. All ranks draw the random numbers that rank 0 would draw.
+    time. All ranks draw the same random numbers as rank 0.
 
     Args:
         root: the model, whose parameters may be DTensors.

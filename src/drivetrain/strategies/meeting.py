@@ -146,7 +146,7 @@ class Meeting:
         return store
 
     def wait_for_all(self, store: Any, key: str) -> None:
-        """Return once all ranks have called this with the same key.
+        """Wait until all ranks have called this method with the same key.
 
         Raises:
             DrivetrainError: a rank has not called this method in time, or rank 0 has ended.
@@ -187,7 +187,7 @@ class Meeting:
             return {"master_listen_fd": own.detach()}
 
     def _in_time(self, function: Callable[[], Any]) -> Any:
-        """Return the result of ``function``.
+        """Return the result of ``function``, if it returns before the deadline.
 
         The function runs in a thread, because torch waits without a limit for the first answer of a program that
         listens at the address, and ignores Ctrl-C meanwhile.

@@ -42,7 +42,7 @@ class ModelAveraging:
         self.trained: set[int] = set()  # the id() of each parameter trained at the last average or since then
 
     def attach(self, optimizers: Sequence[Optimizer]) -> None:
-        """Average after the steps of these optimizers only.
+        """From now on, average parameters after the steps of these optimizers, and of no others.
 
         Raises:
             ConfigurationError: an optimizer exchanges parameters itself.
@@ -102,7 +102,7 @@ class ModelAveraging:
 
 
 def model_averaging(period: Any, state: Any, hook: Any) -> ModelAveraging | None:
-    """Return the averaging for ``DDPStrategy(model_averaging_period=..., ddp_comm_state=..., ddp_comm_hook=...)``.
+    """Return the averaging for these arguments of DDPStrategy; ``None`` if they do not ask for local SGD.
 
     Raises:
         ConfigurationError: the arguments do not fit together.

@@ -136,7 +136,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         self.context_parallel_size, self.sequence_dims = context_parallel_size, sequence_dims
         check_arguments(type(self).__name__, context_parallel_size, sequence_dims, context_parallel_attention)
         self._attention = context_parallel_attention
-        self._context: tuple[Group, Context] | None = None  # with the data group for which this context was made
+        self._context: tuple[Group, Context] | None = None  # a data group, and the context that was made for it
         self._own_plan = tp_plan
         self._compile: Mapping[str, Any] | None = {} if compile is True else compile or None
         if self._compile is not None:
@@ -226,8 +226,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     def _draw_alike(self) -> None:
         """Give the ranks of a tensor-parallel group the random state of its first rank.
 
-        The ranks hold copies of the activations between split layers, so dropout must drop the same elements on all of
-        them. The ranks of a context-parallel group also get one random state, because they must augment samples
+        The ranks hold copies of the activations between split layers, so dropout must drop the same elements on all
+        ranks. The ranks of a context-parallel group also get one random state, because they must augment samples
         identically.
         """
         if self.sizes[1] > 1:

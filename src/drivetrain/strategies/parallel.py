@@ -133,7 +133,7 @@ class ParallelStrategy(Strategy):
         )  # fmt: skip
 
     def _store_ranks(self, **ranks: int) -> None:
-        """Store the environment's ranks, except those that a subclass computes."""
+        """Store ``ranks``, except those that a subclass defines as properties."""
         for name, value in ranks.items():
             if not isinstance(getattr(type(self), name), property):
                 setattr(self, name, value)
@@ -147,7 +147,7 @@ class ParallelStrategy(Strategy):
         if dist.is_initialized():
             self._check_group()
         else:
-            self._groups = None  # the groups belong to an earlier process group
+            self._groups = None  # earlier groups belong to a process group that no longer exists
             self._meet()
         if self._groups is None:  # otherwise the groups of an earlier run are still valid
             self._make_groups()
@@ -295,7 +295,7 @@ def until_thawed(
 
 def _leave_group() -> None:
     if dist.is_initialized():
-        gc.collect()  # objects that refer to the group, above all a DDP's reducer, must be freed before it
+        gc.collect()  # objects that refer to the group, above all a DDP's reducer, must be freed before the group
         dist.destroy_process_group()
         forget_interface()
         _GROUP.clear()

@@ -64,7 +64,8 @@ class Ranks(Shared, ABC):
         """The ranks that train on different samples, or on different parts of them; gradients and logs are reduced over
         this group.
 
-        A rank outside the group holds another part of the model, and sees the same samples as one rank in the group.
+        A rank outside the group holds a different part of the model, and sees the same samples as one rank in the
+        group.
         """
         return (self._groups or self._make_groups())[1]
 
@@ -88,10 +89,10 @@ class Ranks(Shared, ABC):
     def make_data_group(self, world: Group) -> Group:
         """Return the group of ranks, including this process, that see different samples.
 
-        Override it in a strategy that spreads one model over several ranks. With two neighbouring ranks per model,
-        return ``world.new(range(world.rank % 2, world.size, 2))``. All data groups have the same size, and the ranks of
-        one model have the same ``index`` in their groups. Before the process group exists, ``world`` and the result of
-        its ``new`` have ranks, but cannot communicate.
+        Override this method in a strategy that spreads one model over several ranks. With two neighbouring ranks per
+        model, return ``world.new(range(world.rank % 2, world.size, 2))``. All data groups have the same size, and the
+        ranks of one model have the same ``index`` in their groups. Before the process group exists, ``world`` and the
+        result of its ``new`` have ranks, but cannot communicate.
         """
         return world
 

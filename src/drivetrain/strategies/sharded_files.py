@@ -76,7 +76,7 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
 
 
 def unwritten(folder: sharded.Folder, error: OSError) -> CheckpointError:
-    """Return the error of a save to ``folder`` that failed with ``error``."""
+    """Return the CheckpointError for a save to ``folder`` that failed with ``error``."""
     return CheckpointError(
         f"The checkpoint {folder} could not be written: {shown_error(error)}. What was there before is untouched. "
         f"{cure_of(error.errno)}"

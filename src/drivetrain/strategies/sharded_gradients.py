@@ -81,7 +81,8 @@ def clip_by_norm(
 ) -> Tensor:
     """Scale the gradients of ``parameters`` so that their norm is at most ``max_norm``; return the original norm.
 
-    The result equals that of ``torch.nn.utils.clip_grad_norm_`` for complete tensors. Every rank must call it.
+    The result equals that of ``torch.nn.utils.clip_grad_norm_`` for complete tensors. Every rank must call this
+    function.
 
     Raises:
         RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set; raised on every rank. The check

@@ -94,8 +94,8 @@ def _name(module: nn.Module | None, optimizer: Optimizer, number: int) -> str:
 def whole_model_state(module: nn.Module) -> State:
     """Return ``module.state_dict()`` with complete tensors in host memory on rank 0, and ``{}`` elsewhere.
 
-    Every rank must call it. Besides the result, the function needs memory for one complete parameter at a time. The
-    names do not contain prefixes of wrappers such as torch.compile.
+    Every rank must call this function. Besides the result, the function needs memory for one complete parameter at a
+    time. The names do not contain prefixes of wrappers such as torch.compile.
     """
     return _whole(sharded_model_state(module))
 
@@ -125,7 +125,7 @@ def load_whole_model_state(module: nn.Module, state: Mapping[str, Any], strict: 
 def whole_optimizer_state(optimizer: Optimizer) -> State:
     """Return ``optimizer.state_dict()`` with complete tensors in host memory on rank 0, and ``{}`` elsewhere.
 
-    Parameters are numbered as in torch's state dicts. Every rank must call it.
+    Parameters are numbered as in torch's state dicts. Every rank must call this function.
     """
     return _whole(optimizer.state_dict())
 
@@ -145,10 +145,11 @@ def load_whole_optimizer_states(optimizers: Sequence[Optimizer], states: Sequenc
 def whole_parameters(
     parameters: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]
 ) -> tuple[dict[str, nn.Parameter], list[Optimizer]]:
-    """Return the parameters as complete tensors in host memory, and the optimizers with these as their parameters.
+    """Return the parameters as complete tensors in host memory, and the optimizers, which then have these tensors as
+    parameters.
 
-    Call it only after a run, because it changes the optimizers. Every rank must call it, and only rank 0 can use the
-    result. Without DTensors, the arguments are returned unchanged.
+    Call this function only after a run, because it changes the optimizers. Every rank must call this function, but only
+    rank 0 can use the result. Without DTensors, the arguments are returned unchanged.
     """
     if not any(map(is_dtensor, parameters.values())):
         return dict(parameters), list(optimizers)
@@ -167,7 +168,7 @@ def whole_parameters(
 def whole_state(state: Any) -> Any:
     """Return ``state`` with DTensors replaced by complete tensors in host memory, on every rank.
 
-    Every rank must call it. A state without DTensors is returned unchanged.
+    Every rank must call this function. A state without DTensors is returned unchanged.
     """
     if first_dtensor(state) is None:
         return state

@@ -1,8 +1,8 @@
 """Step: the methods with which a strategy changes parts of a training step, or replaces the complete step.
 
-The loop calls a method only if the strategy overrides it; otherwise the loop runs the same operation directly. A
-strategy can override a method in its class or on the instance. An override that is set during a run takes effect at the
-next batch.
+In a step, the loop calls a method only if the strategy overrides it; otherwise the loop runs the same operation
+directly. A strategy can override a method in its class or on the instance. An override that is set during a run takes
+effect at the next batch.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A failing rank announces its failure in the store. A rank that waits for the failed rank in an exchange or a vote reads
 the announcement and raises an error, even if the failed rank's process still runs. A rank that waits in an exchange of
 a fit also asks the other ranks for their positions, because a rank that has begun a later batch has skipped the
-exchange. A thread of each rank answers (loops/stop.py).
+exchange. A thread of each rank answers such questions (loops/stop.py).
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _abandon(work: Any, group: Any) -> None:
     """Leave an exchange that other ranks may never join.
 
     torch destroys a process group only after the group's exchanges have ended, so this process could not end either.
-    Additional references therefore prevent that Python frees the exchange and the group. The connections of the group
+    Additional references therefore keep Python from freeing the exchange and the group. The connections of the group
     close when the process ends.
     """
     for each in (work, dist.group.WORLD if group is None else group):
