@@ -1,10 +1,10 @@
 """Split sequences over ranks, and compute attention over the complete sequences.
 
 Each rank of a context-parallel group computes on a part of every sequence. Only attention needs the parts of other
-ranks. For it, the ranks exchange heads for positions (arXiv 2309.14509, "Ulysses"): each rank computes plain attention
-over complete sequences for some of the heads, and then the ranks exchange the results back. With "ring", torch's ring
-attention replaces this exchange. A module calls :func:`attention`, :func:`positions` and :func:`gather`. In a run that
-does not split sequences, these functions work on complete sequences.
+ranks. For attention, the ranks exchange heads for positions (arXiv 2309.14509, "Ulysses"): each rank computes plain
+attention over complete sequences for some of the heads, and then the ranks exchange the results back. With "ring",
+torch's ring attention replaces this exchange. A module calls :func:`attention`, :func:`positions` and :func:`gather`.
+In a run that does not split sequences, these functions work on complete sequences.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Facts:
         return replace(self, **changes)
 
 
-# a strategy may override handles_gradient_accumulation, which is a property, too
+# handles_gradient_accumulation is left out, because a strategy may override the property of this name
 _NAMES = {each.name for each in fields(Facts)} - {"handles_gradient_accumulation"}
 
 

@@ -133,7 +133,7 @@ class FullySharded(Strategy):
             )
         if module in _SHARDED:  # an earlier run has sharded this module
             fsdp_kept.forget_iteration(module)
-        module = super().setup_module(module, move_to_device=False)  # complete, it may not fit the device
+        module = super().setup_module(module, move_to_device=False)  # the complete module may not fit on the device
         if module not in _SHARDED:
             self._shard(module)
             _SHARDED.add(module)

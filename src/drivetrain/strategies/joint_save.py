@@ -89,7 +89,7 @@ def _complete(
     entries: Sequence[rank_files.Entry],
 ) -> None:
     """End a save on rank 0, in the writing thread; ``main`` is the result of writing the checkpoint's main file. If
-    that file was written, remove the files of the checkpoint that it replaces.
+    that file was written, remove the rank files of the checkpoint that this file has replaced.
     """
     failure = main if isinstance(main, Exception) else main.exception()
     if failure is None:

@@ -30,7 +30,7 @@ _STORES: Any = dist  # torch's stores have no types
 # Environment variable: the network interface on which Gloo listens. torch reads it whenever a group is created.
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK_INTERFACES = {"linux": "lo", "darwin": "lo0"}
-_TORCHRUNS_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun sets it if one of its own processes holds the store
+_TORCHRUNS_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun sets this if one of its own processes holds the store
 _WITHOUT_STORE = ("mpi", "fake")  # backends without a store
 _PROBE_S = 0.5
 _SHORTEST_S = 0.01

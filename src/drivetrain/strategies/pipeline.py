@@ -202,7 +202,7 @@ class PipelineStrategy(ParallelStrategy):
             )
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
-        module = super().setup_module(module, move_to_device=False)  # complete, it may not fit the device
+        module = super().setup_module(module, move_to_device=False)  # the complete module may not fit on the device
         self._forget_stages()
         self._stages, self._loss = configured(module, self.num_stages, self.size)
         self._owners = owners = owned_by(module, self._stages, self.size)

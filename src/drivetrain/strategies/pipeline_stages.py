@@ -53,7 +53,7 @@ def configured(module: nn.Module, num_stages: int, processes: int) -> tuple[list
 
 
 def owned_by(module: nn.Module, stage_list: Sequence[nn.Module], processes: int) -> dict[str, int]:
-    """Return the index of the rank in its pipeline that holds each parameter and buffer of a stage, by name.
+    """Return, for the name of each parameter and buffer in a stage, the index of the pipeline's rank that holds it.
 
     Raises:
         ConfigurationError: a parameter is in several stages, in no stage, or not in the module.

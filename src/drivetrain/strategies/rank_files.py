@@ -2,11 +2,11 @@
 
 The state that exists only on one rank, such as its gradients inside a window, is called the rank's part. Rank 0's part
 is in the main file, which is the checkpoint itself. On each machine, the first rank other than rank 0 writes the parts
-of all ranks of the machine to a rank file, ``model.ckpt.<id>.rank<r>``. If a part is large, every rank writes its own
-rank file. The main file lists the rank files with their sizes and checksums, and is written last. Each save uses a new
-id, and the rank files of earlier saves are removed only when the new main file is durable. A crash therefore leaves
-either the old main file with its rank files, or the new main file with the new rank files. A link to a checkpoint has
-no rank files of its own; the rank files are beside the link's target.
+of all ranks of the machine, except rank 0's, to a rank file, ``model.ckpt.<id>.rank<r>``. If a part is large, every
+rank writes its own rank file. The main file lists the rank files with their sizes and checksums, and is written last.
+Each save uses a new id, and the rank files of earlier saves are removed only when the new main file is durable. A crash
+therefore leaves either the old main file with its rank files, or the new main file with the new rank files. A link to a
+checkpoint has no rank files of its own; the rank files are beside the link's target.
 """
 
 from __future__ import annotations

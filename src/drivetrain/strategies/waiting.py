@@ -185,7 +185,7 @@ def _is_done(work: Any, seconds: float) -> bool:
     except RuntimeError:
         if not work.is_completed():
             return False
-        work.wait()  # it ended after the timeout; wait() raises its error
+        work.wait()  # the exchange ended after the timeout; wait() raises its error, if there is one
     return True
 
 

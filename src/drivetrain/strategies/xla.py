@@ -341,9 +341,9 @@ def on_device(loader: Any, device: torch.device) -> Any:
     """Return ``loader`` as a torch_xla ``MpDeviceLoader``; an ``MpDeviceLoader`` is returned unchanged.
 
     The result keeps the attributes of ``loader`` that describe a pass, such as the sampler and the batch size. Before
-    it yields a batch, the device executes the operations that torch_xla has recorded. With workers, torch_xla's threads
-    upload batches ahead. Without workers, each batch is fetched when it is requested, because fetching may draw from
-    this process's random generators.
+    the loader yields a batch, the device executes the operations that torch_xla has recorded. With workers, torch_xla's
+    threads upload batches ahead. Without workers, each batch is fetched when it is requested, because fetching may draw
+    from this process's random generators.
     """
     kind = _device_loader()
     if isinstance(loader, kind.__mro__[1]):
