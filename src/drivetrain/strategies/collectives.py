@@ -67,14 +67,12 @@ def all_gather(
     """Return the tensors of all ranks, stacked in the order of ranks; with one process, return ``tensor`` itself.
 
     Args:
-        tensor: a tensor whose shape and dtype are equal on all ranks; scalar tensors give a result of shape
-            ``(world_size,)``.
+        tensor: shape and dtype must be equal on all ranks; scalars give a result of shape ``(world_size,)``.
         group: the participating ranks; ``None``: all.
-        sync_grads: let gradients flow back to the tensors of all ranks. The gradient of this rank's tensor is the sum
-            of the gradients that its slice gets on all ranks, so every rank must run the backward pass. Without
-            ``sync_grads`` the result is detached.
-        device: the device for the exchange if the group does not support the tensor's own device; ``None``: the host,
-            or the first supported device.
+        sync_grads: let gradients flow back: the gradient of this rank's tensor is the sum of the gradients that its
+            slice gets on all ranks, so every rank must run the backward pass. False: the result is detached.
+        device: the device for the exchange if the group does not support a tensor's own; ``None``: the host if
+            possible.
         checks: whether the ranks compare this call before it runs; ``None``: they do.
 
     Returns:
@@ -157,8 +155,8 @@ def reduce(
         group: the participating ranks; ``None``: all.
         reduce_op: "mean" (or "avg"), "sum", "min", "max", "product" (or "prod"), or a ``ReduceOp``, which may also be a
             bitwise operation; ``None`` is the mean.
-        device: the device for the exchange if the group does not support the tensor's own device; ``None``: the host,
-            or the first supported device.
+        device: the device for the exchange if the group does not support a tensor's own; ``None``: the host if
+            possible.
         checks: as in :func:`all_gather`.
 
     Returns:
@@ -188,8 +186,7 @@ def barrier(group: Any = None, name: str | None = None, *, device: torch.device 
         device: the device for the exchange if the group has no backend for the host.
 
     Raises:
-        ConfigurationError: on every rank, if a rank waits at a barrier with a different name or calls a different
-            function.
+        ConfigurationError: on every rank, if the ranks wait at barriers of different names or call different functions.
     """
     peers = peers_of("barrier", group, device)
     if peers is not None:
@@ -238,15 +235,14 @@ def gather_keyed(
         names: the names of the numbers, in order; one name may stand for several numbers.
         values: ``(n,)``, the same length and dtype on every rank: float64 if the device supports it.
         group: the participating ranks; ``None``: all.
-        device: the device for the exchange if the group does not support the tensor's own device; ``None``: the host,
-            or the first supported device.
+        device: the device for the exchange if the group does not support a tensor's own; ``None``: the host if
+            possible.
 
     Returns:
         ``(world_size, n)``, on the device of ``values``; with one process ``(1, n)``.
 
     Raises:
-        ConfigurationError: on every rank, if names or lengths differ; the message shows the names that only some ranks
-            have.
+        ConfigurationError: on every rank, if names or lengths differ; the message shows the differing names.
     """
     peers = peers_of("gather_keyed", group, device)
     wrong = values.ndim != 1
@@ -294,9 +290,8 @@ def as_tensor(leaf: Any, device: torch.device, reduce_op: Any = "max") -> Any:
     Args:
         leaf: any value. An int becomes int64; a float becomes float64, or float32 on a device without float64.
         device: the device of this rank.
-        reduce_op: the operation that follows. The tensor gets the dtype that the operation's result has: a float for
-            the mean of integers, int64 for their sum. So the dtype is the same with one process, where nothing is
-            reduced.
+        reduce_op: the operation that follows. The tensor gets the dtype of the operation's result (a float for the mean
+            of integers, int64 for their sum), also with one process, where nothing is reduced.
 
     Raises:
         UnknownNameError: the operation is unknown.
@@ -484,8 +479,7 @@ def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
 
 def _gathered(obj: Any, peers: Peers) -> list[Any]:
     data, problem = dumped(obj)
-    # A number that is equal on all ranks only if all objects are small and equal; then no rank needs another rank's
-    # object.
+    # equal on all ranks only if all objects are small and equal; then no rank needs another rank's object
     content = int.from_bytes(hashlib.sha256(data).digest()[:7], "big") if len(data) <= _SMALL else peers.rank
     (least, size), (low, high) = peers.agree(problem or "", len(data), content, failed=problem is not None)
     if least == size <= _SMALL and low == high:
