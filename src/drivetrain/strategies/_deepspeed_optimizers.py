@@ -1,7 +1,7 @@
 """Create for DeepSpeed's engine an optimizer of the same class as the user's optimizer, and copy options between the
 two.
 
-DeepSpeed's ZeRO replaces the tensors in the parameter groups of the optimizer that it gets with flat tensors. The
+DeepSpeed's ZeRO changes the optimizer that it gets: flat tensors replace the parameters in the parameter groups. The
 user's optimizer keeps the parameters of the module, and checkpoints, schedulers and callbacks use the user's optimizer.
 """
 

@@ -23,7 +23,7 @@ from drivetrain.precision.precision import Precision
 from drivetrain.strategies.familiar import then
 from drivetrain.strategies.strategy import Strategy
 
-_NO_QUEUE = "device_ready_queues_"  # a part of torch's error message for a device unknown to its autograd engine
+_NO_QUEUE = "device_ready_queues_"  # a part of the error for a device that torch's autograd engine does not know
 DEBUG = "PT_XLA_DEBUG"  # this environment variable lets torch_xla report compilations and reads of values
 
 

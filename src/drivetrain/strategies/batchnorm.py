@@ -205,7 +205,7 @@ class _Normalized(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             sums = ctx.peers.all_reduce(torch.cat([to_weight, to_bias]), dist.ReduceOp.SUM)
             scale = weight * (var + ctx.eps).rsqrt()
-            seen = float(ctx.counts)  # 0 if the statistics do not include this input, so that they do not depend on it
+            seen = float(ctx.counts)  # 0 if the statistics do not include, and so do not depend on, this input
             slope, offset = (sums / -count.clamp(min=1)).view(2, -1) * scale * seen
             # The gradient through the statistics is linear in the normalized input. This gradient may nearly cancel the
             # direct gradient, so their sum is rounded to 16 bits only at the end.

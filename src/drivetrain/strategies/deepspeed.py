@@ -427,8 +427,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         """Write weights and optimizer states as a folder of DeepSpeed's own format; every rank must call it.
 
         Args:
-            folder: the folder to write. DeepSpeed's tools can read it; DeepSpeed puts one of them there,
-                ``zero_to_fp32.py``.
+            folder: the folder to write, for DeepSpeed's tools. DeepSpeed also puts its tool ``zero_to_fp32.py`` there.
             tag: the name of the subfolder; ``None``: a name that DeepSpeed makes from the number of steps.
         """
         self._running_engine("save_deepspeed_checkpoint").save_checkpoint(str(folder), tag=tag)

@@ -26,7 +26,8 @@ class Earlier:
 
     Attributes:
         step_ends: the strategy splits batches, and calls the module's ``training_step_end``, ``validation_step_end``
-            and ``test_step_end`` with the outputs of all parts. Other strategies refuse a module that defines one.
+            and ``test_step_end`` with the outputs of all parts. Other strategies refuse a module that defines one of
+            these methods.
         zero_grad: the strategy's ``zero_grad`` calls the module's ``optimizer_zero_grad``; otherwise the module's
             method replaces the strategy's.
         clears_last: the strategy's ``optimizer_step`` ends with ``on_before_zero_grad`` and the module's

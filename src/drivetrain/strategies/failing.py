@@ -53,8 +53,8 @@ def _tell_ranks(error: Exception, summary: Callable[[Exception], str]) -> None:
     """Send the reason of this failure to the other ranks. If ``error`` follows from another rank's failure, instead add
     that rank's reason to ``error``.
 
-    A failing rank sends its reason before its process ends or leaves the group, which breaks the exchanges of the other
-    ranks. A second call changes nothing.
+    A failing rank sends its reason first; only then does its process end or leave the group, and the exchanges of the
+    other ranks break. A second call changes nothing.
     """
     store = waiting.store_of_job()
     if store is None or isinstance(error, PeerError):  # a PeerError already contains the other rank's reason

@@ -101,7 +101,7 @@ class FSDPPasses(LocalPasses):
         torch_private.end_backward(self._root)
         for group in groups_in(self._root):
             # The user's hooks may have frozen gathered parameters, which the module held in place of the shards. The
-            # shards of these must be frozen, too.
+            # shards of these parameters must be frozen, too.
             for parameter in group.fsdp_params:
                 parameter.sharded_param.requires_grad_(torch_private.gathered_of(parameter).requires_grad)
             group.reshard()

@@ -187,7 +187,7 @@ class Meeting:
             return {"master_listen_fd": own.detach()}
 
     def _in_time(self, function: Callable[[], Any]) -> Any:
-        """Return the result of ``function``, if it returns before the deadline.
+        """Return the result of ``function``, if the function ends before the deadline.
 
         The function runs in a thread, because torch waits without a limit for the first answer of a program that
         listens at the address, and ignores Ctrl-C meanwhile.

@@ -151,8 +151,8 @@ class XLASPMDStrategy(XLAExecution):
 
 
 def largest_divisible(shape: Sequence[int], devices: int) -> int | None:
-    """Return the index of the largest dimension that is divisible by ``devices``, or of the first of equally large
-    ones. Return ``None`` if no dimension is divisible.
+    """Return the index of the largest dimension that is divisible by ``devices``, the first one if several are equally
+    large; ``None`` if no dimension is divisible.
     """
     divisible = [index for index, size in enumerate(shape) if size and size % devices == 0]
     return max(divisible, key=lambda index: (shape[index], -index)) if divisible else None
