@@ -1,18 +1,19 @@
 """Collectives over torch.distributed: gather, broadcast, reduce, barrier, decisions.
 
-Before each operation, the ranks exchange one small message of fixed size that describes it. If the operations, shapes
-or names differ, every rank raises the same error, and none waits forever. The message is exchanged in host memory if
-the group has a backend for the host ("cpu:gloo,cuda:nccl"); otherwise the exchange waits for the device. Only a rank
-that never calls the function is detected by the group's timeout instead. ``all_gather`` and ``reduce`` take several
-times as long with this message, so ``checks`` can turn it off: ranks that differ then hang or get wrong values, as with
-torch's own collectives.
+Before each operation, the ranks exchange one small message of fixed size that describes the operation. If the
+operations, shapes or names differ, every rank raises the same error, and no rank waits forever. The message is
+exchanged in host memory if the group has a backend for the host ("cpu:gloo,cuda:nccl"); otherwise the exchange waits
+for the device. If a rank calls no collective at all, the others wait until the group's timeout. ``all_gather`` and
+``reduce`` take several times as long with this message, so their argument ``checks`` can turn it off. Ranks whose calls
+differ then hang or get wrong values, as with torch's own collectives.
 
 Each function gets the ranks that take part, ``peers``: :class:`drivetrain.strategies.group.TorchGroup` calls them. If
 the group's backends do not support a tensor's device, it is copied to the peers' device or to the host for the
 exchange; the result is on the input's device. Ranks are always global ranks.
 
-Objects are pickled. A rank unpickles only data from other ranks of the same job: a process that can send to the group
-can run code in it, as with torch's own object collectives. Nothing from outside the job is unpickled.
+Objects are pickled. A rank unpickles only data from other ranks of the same job. Unpickling can run code, so a process
+that can send to the group can run code in the ranks, as with torch's own object collectives. Nothing from outside the
+job is unpickled.
 """
 
 from __future__ import annotations
@@ -108,10 +109,10 @@ def broadcast(peers: Peers, obj: Any, src: int = 0) -> Any:
 def reduce(peers: Peers, tensor: Any, reduce_op: Any = "mean") -> Any:
     """Return the element-wise reduction of every rank's tensor; other values are returned unchanged.
 
-    Sums use a wider type, so that no precision is lost: float64 for float32, float32 for 16-bit types, int64 for
-    integers; a mean is divided once. The mean of integers or booleans is float64: the mean of 1 and 2 is 1.5. Sums and
-    products of integers or booleans are int64, as in torch. All other results have the input's dtype. NaN on one rank
-    makes the result NaN on all ranks.
+    Sums are computed in a wider dtype to keep precision: float64 for float32, float32 for 16-bit types, int64 for
+    integers. A mean is such a sum, divided once. The mean of integers or booleans is float64: the mean of 1 and 2 is
+    1.5. Sums and products of integers or booleans are int64, as in torch. All other results have the input's dtype. NaN
+    on one rank makes the result NaN on all ranks.
 
     Args:
         peers: the participating ranks.
@@ -143,7 +144,7 @@ def barrier(peers: Peers, name: str | None = None) -> None:
         name: the name of this barrier, for the message if ranks wait at different ones.
 
     Raises:
-        ConfigurationError: on every rank, if a rank waits at a barrier of another name or calls another function.
+        ConfigurationError: on every rank, if the ranks wait at barriers of different names or call different functions.
     """
     peers.agree("" if name is None else repr(name))
 
@@ -161,8 +162,8 @@ def reduce_boolean_decision(peers: Peers, decision: bool, all: bool = True) -> b
 def gather_keyed(peers: Peers, names: Sequence[str], values: Tensor) -> Tensor:
     """Return every rank's numbers, after a check that their names are equal on all ranks.
 
-    The first message, of fixed size, compares the names; the second carries all numbers. The caller reduces them: sums
-    and counts may need an exact reduction.
+    The ranks first compare the names in a message of fixed size, and then exchange all numbers. The function does not
+    reduce the numbers, because sums and counts may need an exact reduction.
 
     Args:
         peers: the participating ranks.
@@ -173,8 +174,7 @@ def gather_keyed(peers: Peers, names: Sequence[str], values: Tensor) -> Tensor:
         ``(world_size, n)``, on the device of ``values``.
 
     Raises:
-        ConfigurationError: on every rank, if names or lengths differ; the message shows what each rank has and others
-            lack.
+        ConfigurationError: on every rank, if names or lengths differ; the message shows the differing names.
     """
     _agree_on_names(peers, names, _kind(values), values.ndim != 1)
     return _stacked(values.detach(), peers)
@@ -209,14 +209,13 @@ def as_tensor(leaf: Any, device: torch.device, reduce_op: Any = "max") -> Any:
     Args:
         leaf: any value. An int becomes int64; a float becomes float64, or float32 on a device without float64.
         device: the device of this rank.
-        reduce_op: the operation that follows. The tensor gets the dtype of that operation's result, so that the dtype
-            is the same with one process, where nothing is reduced: a float for the mean of integers, int64 for their
-            sum.
+        reduce_op: the operation that follows. The tensor gets the dtype of the operation's result (a float for the mean
+            of integers, int64 for their sum), also with one process, where nothing is reduced.
 
     Raises:
         UnknownNameError: the operation is unknown.
     """
-    numpy = sys.modules.get("numpy")  # numpy is optional: if it is not imported, no value has one of its types
+    numpy = sys.modules.get("numpy")  # numpy is optional; if it is not imported, no value has a numpy type
     if numpy is not None and isinstance(leaf, (numpy.generic, numpy.ndarray)):
         if leaf.dtype.kind not in "biufc":
             return leaf
@@ -237,8 +236,8 @@ def as_tensor(leaf: Any, device: torch.device, reduce_op: Any = "max") -> Any:
 
 
 class _Gather(torch.autograd.Function):
-    """Every rank's tensor, stacked; the gradient of this rank's tensor is the sum of all ranks' gradients of its
-    slice.
+    """Stacks the tensors of all ranks. The gradient of this rank's tensor is the sum of the gradients that its slice
+    gets on all ranks.
     """
 
     @staticmethod
@@ -252,7 +251,9 @@ class _Gather(torch.autograd.Function):
 
 
 class _OwnSlice(torch.autograd.Function):
-    """This rank's slice of the sum of all ranks' stacks: the backward pass of ``_Gather``, and the other way round."""
+    """Sums the stacks of all ranks and returns this rank's slice. This is the backward pass of ``_Gather``, and
+    ``_Gather`` is the backward pass of this function.
+    """
 
     @staticmethod
     def forward(ctx: Any, stack: Tensor, peers: Peers) -> Tensor:
@@ -271,7 +272,7 @@ def _stacked(tensor: Tensor, peers: Peers) -> Tensor:
 
 def _bytes(tensor: Tensor) -> Tensor:
     dense = tensor.resolve_conj().resolve_neg().contiguous()
-    # the stride of a tensor with one element is arbitrary
+    # A contiguous tensor with one element may have any stride, but view(torch.uint8) requires the stride 1.
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
@@ -341,7 +342,7 @@ def _irreducible(tensor: Tensor, operation: str) -> str | None:
 
 
 def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
-    """Reduce a tensor after the ranks have compared their calls."""
+    """Reduce a tensor over the ranks, which must have compared their calls before."""
     dtype, home = tensor.dtype, tensor.device
     if operation in _BITWISE:
         return functools.reduce(_BITWISE[operation], _stacked(tensor, peers).unbind())
@@ -382,8 +383,8 @@ def _float64(device: torch.device) -> torch.dtype:
 
 
 def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
-    """Return the smallest or largest of every rank's values. Backends treat NaN differently, so a mask of the NaNs is
-    reduced separately.
+    """Return the element-wise minimum or maximum of all ranks' values. Backends treat NaN differently, so a mask of the
+    NaNs is reduced separately.
     """
     sign = 1.0 if operation == "max" else -1.0
     nan = values.isnan()
@@ -406,7 +407,7 @@ def gather_objects(peers: Peers, obj: Any) -> list[Any]:
         ConfigurationError: on every rank, if a rank's object cannot be pickled.
     """
     data, problem = dumped(obj)
-    # equal on all ranks only if all objects are equal, and then no rank needs another's
+    # equal on all ranks only if all objects are small and equal; then no rank needs another rank's object
     content = int.from_bytes(hashlib.sha256(data).digest()[:7], "big") if len(data) <= _SMALL else peers.rank
     (least, size), (low, high) = peers.agree(problem or "", len(data), content, failed=problem is not None)
     if least == size <= _SMALL and low == high:

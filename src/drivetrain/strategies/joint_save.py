@@ -46,7 +46,7 @@ def begin(
     :func:`store_for`.
 
     Raises:
-        CheckpointError: this rank cannot begin; the others raise an error when they wait for the checkpoint.
+        CheckpointError: this rank cannot begin; the other ranks raise an error when they wait for the checkpoint.
     """
     with background.one_save():
         path, number = strategy.broadcast((path, uuid.uuid4().hex[:8]))
@@ -89,7 +89,9 @@ def _complete(
     path: str | Path,
     entries: Sequence[rank_files.Entry],
 ) -> None:
-    """End a save on rank 0, in the writing thread: if ``main`` was written, remove the files that it replaces."""
+    """End a save on rank 0, in the writing thread; ``main`` is the result of writing the checkpoint's main file. If
+    that file was written, remove the rank files of the checkpoint that this file has replaced.
+    """
     failure = main if isinstance(main, Exception) else main.exception()
     if failure is None:
         failure = _begun(lambda: rank_files.commit(strategy, path, entries, {}))
@@ -122,8 +124,9 @@ def _follow(strategy: Strategy, joint: JointSave, path: str | Path, own: rank_fi
 
 
 def store_for(world: Group, path: str | Path) -> Any:
-    """Return the store for a save to ``path``: a connection to the job's, or a file beside the checkpoint, which the
-    last rank removes; ``None`` if not all ranks see that file. Every rank must call it.
+    """Return the store for a save to ``path``; every rank must call this function. The result is a connection to the
+    job's store. If the job has none, it is a store in a file beside the checkpoint, which the last rank removes, or
+    ``None`` if not all ranks see that file.
     """
     if world.store is not None:
         return world.store.clone()
@@ -148,12 +151,12 @@ def store_for(world: Group, path: str | Path) -> Any:
     return store
 
 
-_BRANCHES = 8  # the ranks form a tree, in which each collects the posts of this many
-_decided: list[str] = []  # the keys of outcomes in the store
+_BRANCHES = 8  # the ranks form a tree, in which each rank has up to this many ranks below it
+_decided: list[str] = []  # the keys of outcomes that rank 0 has not deleted from the store yet
 
 
 class JointSave:
-    """One rank's side of a save by several ranks; its methods are called in the thread that writes.
+    """Sends and receives one rank's messages about a save by several ranks; its methods run in the writing thread.
 
     Args:
         world: all ranks.
@@ -225,7 +228,9 @@ class JointSave:
             raise failure or CheckpointError(theirs)
 
     def _below(self) -> tuple[dict[str, Any], str]:
-        """Return what the ranks below this one in the tree have written, by rank; and why one of them has not."""
+        """Return what the ranks below this one in the tree have written, by rank; also return why one of them could
+        not, or "".
+        """
         first = _BRANCHES * self._tree.index(self._rank) + 1
         ranks = self._tree[first : first + _BRANCHES]
         keys = list(map(self._own, ranks))

@@ -57,7 +57,7 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
     save_id, problem = strategy.broadcast(_prepared(path) if strategy.is_global_zero else None)
     if problem is not None:
         raise CheckpointError(problem)
-    if save_id is None:  # a checkpoint of another process has this name
+    if save_id is None:  # another process has written a checkpoint with this name
         return
     world, async_io = strategy.world, background_of(strategy.checkpoint_io)
     if async_io is None or (world.size > 1 and world.store is None):
@@ -158,15 +158,15 @@ def unwritten(folder: sharded.Folder, error: OSError) -> CheckpointError:
 
 
 def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, save_id: str) -> str:
-    """Write this rank's part of ``checkpoint`` without communicating with other ranks, of which one may be dead.
+    """Write this rank's part of ``checkpoint`` without communicating with other ranks, because one of them may be dead.
 
     Each rank writes into a temporary folder beside ``path``. The rank that finds the parts of all other ranks there
-    renames it to ``path``. If a rank cannot write its part, the folder keeps its temporary name, and the checkpoint at
-    ``path`` stays.
+    renames the folder to ``path``. If a rank cannot write its part, the folder keeps its temporary name, and an earlier
+    checkpoint at ``path`` is not replaced.
 
     Args:
         strategy: the strategy of the fit; its ``state_dict_type`` is ignored.
-        checkpoint: this rank's checkpoint, with DTensors or plain tensors; plain data is read from rank 0's part.
+        checkpoint: this rank's checkpoint, with DTensors or plain tensors; of the plain data, only rank 0's is used.
         path: the path of the checkpoint, equal on all ranks.
         save_id: eight digits, equal on all ranks that are in the same step of the same fit.
 
@@ -199,7 +199,7 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
 
 def _replace(folder: Path, path: Path) -> None:
     """Rename ``folder`` to ``path``, replacing an existing checkpoint."""
-    kept = path.with_name(f"{path.stem}-earlier{path.suffix}")  # ckpt_path="last" finds it if this process is killed
+    kept = path.with_name(f"{path.stem}-earlier{path.suffix}")  # ckpt_path="last" finds this if the process is killed
     if os.path.lexists(path):
         _remove(kept)
         files.move(path, kept)
@@ -215,7 +215,9 @@ def _remove(path: Path) -> None:
 
 
 def _prepared(path: str | Path) -> tuple[str | None, str | None]:
-    """Return the save's id, or an error message; twice ``None`` if ``path`` exists and may not be replaced."""
+    """Return the save's id and ``None``, or ``None`` and an error message; both are ``None`` if ``path`` exists and
+    must not be replaced.
+    """
     refused = refused_here()
     try:
         sharded.prepare(sharded.place(path), new=refused is not None)
@@ -232,7 +234,7 @@ def _prepared(path: str | Path) -> tuple[str | None, str | None]:
 
 
 class TensorNames:
-    """The names of the tensors in a checkpoint: as in torch.distributed.checkpoint, by parameter."""
+    """The names of the tensors in a checkpoint, made from parameter names as in torch.distributed.checkpoint."""
 
     def __init__(self, checkpoint: Mapping[str, Any]) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -260,8 +262,8 @@ class TensorNames:
 
 
 def parts_of_rank(names: TensorNames, is_first: bool) -> list[sharded.Part]:
-    """Return this rank's tensors to write: its shards, unless another rank writes the same ones; rank 0 adds plain
-    tensors.
+    """Return the tensors that this rank writes: its shards, except those of which another rank writes a copy, and on
+    rank 0 the plain tensors.
     """
     parts: list[sharded.Part] = []
     rank = dist.get_rank() if dist.is_initialized() else 0
@@ -283,12 +285,13 @@ def parts_of_rank(names: TensorNames, is_first: bool) -> list[sharded.Part]:
 
 @functools.lru_cache(maxsize=20_000)
 def _boxes(rank: int, mesh: Any, placements: Any, shape: tuple[int, ...]) -> Sequence[Any]:
-    """Return the boxes of a tensor that ``rank`` writes; cached, because each checkpoint has the same tensors.
+    """Return the boxes (parts of a tensor) that ``rank`` writes; cached, because each checkpoint has the same tensors.
 
     The result is empty if the rank holds no part, or if an earlier rank holds the same shard.
     """
     coordinate = mesh.get_coordinate()
-    # if the tensor's mesh is only a slice of the ranks, each slice may have a copy; the slice with rank 0 writes it
+    # If the tensor's mesh contains only some of the ranks, other meshes may hold copies of the tensor. Only the mesh
+    # with rank 0 writes the tensor.
     if coordinate is None or not bool((mesh.mesh == 0).any()):
         return ()
     first = all(index == 0 for index, each in zip(coordinate, placements, strict=True) if each.is_replicate())
