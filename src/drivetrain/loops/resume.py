@@ -295,9 +295,10 @@ def _check_batches_done(run: Run, data: dict[str, Any] | None) -> None:
 
 
 def restore_validation_loaders(run: Run) -> None:
-    """Create the validation loaders that the checkpoint's run had created, and restore their states. If there is a
-    sanity check, it calls this function after ``on_sanity_check_start``. The random state is restored later:
-    ``val_dataloader`` may draw random numbers, and the checkpoint's run drew them before it saved.
+    """Create the validation loaders that the checkpoint's run had created, and restore their states.
+
+    If there is a sanity check, it calls this function after ``on_sanity_check_start``. The random state is restored
+    later: ``val_dataloader`` may draw random numbers, and the checkpoint's run drew them before it saved.
     """
     if run.restart is None or run.loaders.is_made("validate"):
         return

@@ -356,6 +356,7 @@ class Run:
 
     def may_stop(self) -> bool:
         """Whether the run may stop on request: min_epochs and min_steps are reached, and all ranks know of the request.
+
         A rank that stopped before the others know would leave them waiting in a collective.
         """
         progress, limits = self.progress, self.limits

@@ -411,8 +411,10 @@ def make_forward_backward(
     run: Run, optimizer: Optimizer | None, zero_grad: Clear, backward: Backward, calls: Calls | None, steps: bool
 ) -> ForwardBackward:
     """Return the function that computes a batch's loss and gradients, and calls ``zero_grad`` on a window's first
-    batch. ``calls``: replaces ``zero_grad`` and ``backward`` by one direct call (``direct.py``), if nothing comes
-    between them. ``steps``: this call also steps the optimizer, because each batch is a window.
+    batch.
+
+    ``calls``: replaces ``zero_grad`` and ``backward`` by one direct call (``direct.py``), if nothing comes between
+    them. ``steps``: this call also steps the optimizer, because each batch is a window.
     """
     train = None if calls is None else calls.train
     training_step, context = pieces.bind_training_step(run), run.engine.forward_context()

@@ -67,9 +67,7 @@ class Note:
     is_written: bool = False
 
     def stand_above(self, lines: int = 0) -> None:
-        """Write the line above a progress bar of ``lines`` lines, in whose last line the cursor is; 0: without a
-        bar.
-        """
+        """Write the line above a progress bar of ``lines`` lines (0: no bar), in whose last line the cursor is."""
         self.before = b"\r\x1b[2K" + b"\x1b[1A\x1b[2K" * (lines - 1) if lines else b"\n"
         self.after = b"\n" * (lines - 1)  # drawing the bar again moves the cursor up by these lines
 
@@ -281,9 +279,7 @@ class Stop:
 
     @contextmanager
     def _signals_in_pipe(self) -> Iterator[None]:
-        """Context in which the thread learns of signals through a pipe, even while the main thread waits in a
-        collective.
-        """
+        """Context in which the thread receives signals through a pipe while the main thread waits in a collective."""
         self._process = os.getpid()
         if self._pipe is None:
             yield
@@ -372,9 +368,7 @@ class Stop:
         self._answered.set()
 
     def _write_number(self, number: int) -> None:
-        """Raise the highest number in the store to this rank's, if that is higher; the last rank publishes the
-        result.
-        """
+        """Raise the highest number in the store to this rank's, if needed; the last rank publishes the result."""
         highest = self._store.compare_set(self._key("highest"), "", str(number)).decode()
         while int(highest) < number:
             highest = self._store.compare_set(self._key("highest"), highest, str(number)).decode()
@@ -407,8 +401,9 @@ def _exception(reason: str) -> BaseException:
 
 
 def _second_store() -> Any:
-    """Return a separate connection to the job's store, because requests on one connection wait for each other. Return
-    ``None`` if the processes of the job have no store.
+    """Return a separate connection to the job's store, because requests on one connection wait for each other.
+
+    Return ``None`` if the processes of the job have no store.
     """
     if not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
         return None
@@ -441,6 +436,7 @@ def _end_as_by_default() -> None:
 @contextmanager
 def sigterm_raises(is_rank: bool) -> Iterator[None]:
     """Context in which SIGTERM raises an exception, as Ctrl-C does, so that a run cleans up wherever it is interrupted.
+
     A user's handler is kept. The context does nothing in the process that launches the ranks (``is_rank=False``), which
     has a handler of its own.
     """

@@ -127,7 +127,9 @@ class Window:
 
     def weigh(self, loss: Tensor, weight: float | Tensor, optimizer: Stepped, again: bool = False) -> Tensor:
         """Return ``loss`` times its weight, divided by the largest weight; rescale the existing gradients to the same
-        divisor. ``again``: a closure runs again for a batch whose weight was already counted.
+        divisor.
+
+        ``again``: a closure runs again for a batch whose weight was already counted.
 
         Raises:
             ConfigurationError: an earlier batch of this window returned a plain loss.
@@ -158,7 +160,9 @@ class Window:
 
     def weigh_together(self, loss: Tensor, weight: float | Tensor, optimizer: Stepped) -> Tensor:
         """Do the same as :meth:`weigh` with the largest weight of all ranks, for a backward pass that averages over the
-        ranks. The method exchanges a few numbers between the ranks once, and does not wait for the device.
+        ranks.
+
+        The method exchanges a few numbers between the ranks once, and does not wait for the device.
         """
         assert self.gather is not None  # checked by the caller
         before, there = self.reference, self.batches_with_gradients > 0
