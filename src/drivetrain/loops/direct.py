@@ -253,9 +253,8 @@ def _undecorated_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any] | Non
 def _direct(
     optimizer: Optimizer, comm_hooks: list[Any], kernels: Sequence[Kernel] = (), run: Run | None = None
 ) -> Calls:
-    """Return the direct calls of a step. Each of them makes the public call instead if a hook, a profiler or a replaced
-    method has appeared after this function returned. A fit that saves on exceptions registers hooks that only set
-    ``kept.stepping``: a direct step skips these hooks and sets the attribute itself.
+    """Return the direct calls of a step. Each makes the public call if a hook, a profiler or a replaced method has
+    appeared later. A fit that saves on exceptions has hooks that only set ``kept.stepping``; a direct step sets it.
     """
     names, kept, slot = _names(), KeptStates() if run is None else run.kept, [0] if run is None else run.progress.slot
     is_watched, before_steps, after_steps, ones = names.is_watched, names.before_steps, names.after_steps, names.ones
@@ -266,8 +265,7 @@ def _direct(
     engine: Any = torch.autograd
     of_engine = vars(engine)
     is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch_private.set_grad_enabled
-    # Torch's function around the engine passes the settings of compiled programs to the threads of accelerators, so it
-    # is left out only without one.
+    # torch's function around the engine also passes settings of compiled programs to the threads of accelerators
     around_engine = None if torch.accelerator.is_available() else names.around_engine
     run_engine, logs_nodes = names.run_engine, names.logger.isEnabledFor
 

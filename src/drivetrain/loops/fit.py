@@ -110,8 +110,8 @@ def _close_epoch(run: Run) -> None:
     """Finish an epoch after its end hooks, including those that save.
 
     A run that resumes from a checkpoint that these hooks saved logs the epoch's values again, even if the earlier run
-    has logged them: a duplicate row is better than a missing one. The schedulers step last, because a run that resumes
-    after a later failure would step them a second time.
+    has logged them: a duplicate row is better than a missing one. The schedulers step last, because after a later
+    failure, a run that resumes would step them a second time.
     """
     progress, book = run.progress, run.book
     if run.validates_last:

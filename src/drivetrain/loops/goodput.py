@@ -1,4 +1,4 @@
-"""Read the ledger of a training: on what its runs spent their time, and how often they should save a checkpoint."""
+"""Read the ledger of a training, and report on what its runs spent their time and how often they should save."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ both. On other devices torch chooses ``foreach`` itself, and this module chooses
 
 The options of an optimizer belong to the user, and checkpoints contain them. A kernel is therefore set only while the
 optimizer steps. The loop is set in this way, too (``foreach=False``), because without a set kernel torch inspects each
-    parameter in each step before it loops.
+parameter in each step before it loops.
 """
 
 from __future__ import annotations

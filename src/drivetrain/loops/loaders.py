@@ -381,8 +381,8 @@ class Loaders:
         """Discard the loaders of ``stage`` if they are ``every`` epochs old (0: never). Return whether they were
         discarded.
 
-        Loaders that the caller passed are kept, because only a hook can create new ones; the result is true for them,
-            too.
+        Loaders that the caller passed are kept, because only a hook can create new ones; for them, too, the result is
+        true.
         """
         age = self.epoch() - self.made_in.get(stage, self.epoch())
         if not every or age < every:

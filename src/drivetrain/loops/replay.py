@@ -1,4 +1,4 @@
-"""Compute the batches of one optimizer step a second time, and compare: is the training step deterministic?"""
+"""Compute the batches of one optimizer step a second time, to find out whether the training step is deterministic."""
 
 from __future__ import annotations
 

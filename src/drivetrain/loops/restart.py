@@ -59,24 +59,19 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
     Args:
         run: the fit.
         metrics: the module's metric objects, from :func:`metrics_in`; ``None``: search for them now.
-        deferred: leave out the entries that :func:`_window_start` can add later, because they do not change until then;
-            ``rng`` may be a function that returns the state.
+        deferred: leave out unchanging entries, which :func:`_window_start` adds later; ``rng`` may be a function.
 
     Returns:
         A dictionary with these entries, some of which may be missing:
 
         - ``progress``: the counters. ``rng``: the random state. ``data``: this rank's position in the training loader.
-        - ``samples``: how many samples of this epoch all ranks together have finished; with a user's batch sampler, how
-          many batches.
-        - ``order``: as :func:`~drivetrain.data.samplers.order_of` returns it. ``data_ranks``: among how many ranks the
-          samples are divided.
+        - ``samples``: how many samples of this epoch all ranks have done; with a user's batch sampler, batches.
+        - ``order``: see :func:`~drivetrain.data.samplers.order_of`. ``data_ranks``: how many ranks share the data.
         - ``divided_from``: if the epoch was resumed with another batch size, the number of samples before that point.
-        - ``window``, ``gradients``: the state and the gradients of an incomplete window. ``logged``: the epoch's
-          running reductions of logged values.
+        - ``window``, ``gradients``: of an incomplete window. ``logged``: running reductions of the epoch's values.
         - ``exact``: whether a run that resumes here equals an uninterrupted one.
         - ``cut_off``: true if the optimizer has stepped, but the rest of its batch did not run.
-        - ``settled``: true if what follows the last batch is done: the log's flush, the validation, the schedulers'
-          steps.
+        - ``settled``: true if the log's flush, the validation and schedulers' steps after the last batch are done.
         - ``callbacks``, ``buffers``, ``options`` (of optimizers and schedulers), ``rank_state``, ``precision`` (a
           function): the states as they were at the point where the run resumes, if they have changed since. ``ahead``:
           the callbacks whose saved states are later than that point.
@@ -233,7 +228,7 @@ def _order(run: Run) -> State | None:
 
 
 def samples_done(run: Run, data: State | None) -> int | None:
-    """Return how many samples of the epoch all ranks together finish before position ``data``; ``None``: unknown."""
+    """Return how many samples of the epoch all ranks together have finished at position ``data``; ``None``: unknown."""
     if (samples := samples_of_all_ranks(data)) is not None:
         return samples
     passes = run.loaders.made_passes

@@ -128,7 +128,7 @@ def _resume_middle(run: Run, state: State) -> Epoch:
     batches, bound = batches_and_step(run, loader, Resumed(done, caught_up=lambda: set_rng_state(caught_up)))
     run.book.enter_if_left(run.hooks.scope("training_step"))
     _restore_end_of_pass(run, state, batches)
-    run.restored = True  # after an error before this line, a checkpoint would contain the loaded state
+    run.restored = True  # a checkpoint saved after an error above contains the loaded state
     if progress.validation == "running":
         run.kept.before_validation = validation_start(run)
     if not state.get("settled"):
