@@ -140,8 +140,9 @@ class _Fetch:
 
     Attributes:
         dataset: the user's data set.
-        pins: whether batches are written into pinned memory. checked: the tensors of a TensorDataset, if all were plain
-        for the last batch. For the next one, only what a program may have changed in them is checked again.
+        pins: whether batches are written into pinned memory.
+        checked: the tensors of a TensorDataset, if all were plain for the last batch. For the next one, only what a
+            program may have changed in them is checked again.
     """
 
     def __init__(self, dataset: Any, pins: bool) -> None:
@@ -188,8 +189,9 @@ class SeesDataset:
     """Wraps a user's ``worker_init_fn``, so that ``get_worker_info()`` returns the user's data set.
 
     Args:
-        user: the user's function, or ``None``. replacement: the object in the data set's place in the loader, whose
-        attribute ``dataset`` is the user's data set.
+        user: the user's function, or ``None``.
+        replacement: the object in the data set's place in the loader, whose attribute ``dataset`` is the user's data
+            set.
     """
 
     def __init__(self, user: Callable[[int], None] | None, replacement: Any) -> None:

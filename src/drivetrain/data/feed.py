@@ -126,8 +126,8 @@ def feed(
             and ``move`` is not called again in this pass.
         ahead: the result of :func:`fetches_ahead`.
         resumed: the position of a resumed pass; ``None`` for a new one.
-        started: the iterator over ``batches``, if it was already created. pins: the argument ``pins`` of
-        :func:`drivetrain.data.batched.start_pass`.
+        started: the iterator over ``batches``, if it was already created.
+        pins: the argument ``pins`` of :func:`drivetrain.data.batched.start_pass`.
     """
     done = 0 if resumed is None else resumed.done
     items = without_restart(start_pass(batches, pins)) if started is None else started

@@ -64,7 +64,8 @@ class RecordedIndices:
 
         With ``batch_size=None``, each sample is a batch, and the list holds its index.
 
-        Raises: ConfigurationError: the indices of all yielded batches were already returned.
+        Raises:
+            ConfigurationError: the indices of all yielded batches were already returned.
         """
         if not self._given:
             raise ConfigurationError(

@@ -27,7 +27,7 @@ from drivetrain.data.stateful import is_stateful
 
 @contextmanager
 def generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
-    """Context that restores the generators that users have passed to ``loaders`` at its end."""
+    """Context at whose end the generators that users have passed to ``loaders`` are restored."""
     generators = [each for loader in loaders for part in parts_of(loader) for each in generators_of(part)]
     states = generator_states(generators)
     try:

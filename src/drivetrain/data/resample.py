@@ -1,4 +1,4 @@
-"""Copy a user's loader with changed attributes, such as another sampler or none that shuffles."""
+"""Copy a user's loader with another sampler, without shuffling, or with every sample of an incomplete last batch."""
 
 from __future__ import annotations
 

@@ -43,8 +43,9 @@ class SampledPasses(Passes):
 
     Args:
         loader: the DataLoader.
-        pins: the argument ``pins`` of :func:`drivetrain.data.batched.start_pass`. seeds: the values on which the random
-        numbers of samples depend; ``None``: they depend on the process that fetches the sample.
+        pins: the argument ``pins`` of :func:`drivetrain.data.batched.start_pass`.
+        seeds: the values on which the random numbers of samples depend; ``None``: they depend on the process that
+            fetches the sample.
     """
 
     def __init__(self, loader: Any, pins: bool = False, seeds: SampleSeeds | None = None) -> None:
@@ -201,9 +202,10 @@ class _Draws(SamplerProxy):
 
     Attributes:
         drawing: the random state before the pass draws its first sample. A DataLoader may draw a seed for its workers
-            between the start of the pass and this point. started: the state at the start of the pass, if the DataLoader
-            now draws a seed that the interrupted run did not draw. The sampler restores this state before its first
-            draw. over: whether running iterations must end.
+            between the start of the pass and this point.
+        started: the state at the start of the pass, if the DataLoader now draws a seed that the interrupted run did not
+            draw. The sampler restores this state before its first draw.
+        over: whether running iterations must end.
     """
 
     def __init__(self, sampler: Any, generators: list[torch.Generator]) -> None:

@@ -1,10 +1,10 @@
 """Split each batch among the processes that train on one data set.
 
 [Note: one order]
-All ranks draw the *same* order of samples: the one that rank 0 would draw if it trained alone, with its random state
-    and from the user's own sampler. A
-*global batch* is one batch of all ranks together; each rank processes a slice of it. So the sequence of global batches
-depends only on the global batch size, not on the number of ranks. A loader with ``shuffle=False`` keeps its order.
+All ranks draw the *same* order of samples. It is the order that rank 0 would draw if it trained alone: from the user's
+own sampler, with rank 0's random state. A *global batch* is one batch of all ranks together; each rank processes a
+slice of it. So the sequence of global batches depends only on the global batch size, not on the number of ranks. A
+loader with ``shuffle=False`` keeps its order.
 
 [Note: uneven ends]
 All ranks yield the same number of batches. If the last global batch does not divide evenly, the sizes of the slices
