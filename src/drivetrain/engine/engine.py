@@ -196,8 +196,8 @@ class Engine(StateFiles):
         Args:
             module: the model; its parameters are moved in place. For a result of ``torch.compile``, the original module
                 is compiled in place, so that parameters keep its names.
-            optimizers: optimizers of the module's parameters. scheduler: a scheduler of one of the optimizers; returned
-            unchanged if the strategy does not step it.
+            optimizers: optimizers of the module's parameters.
+            scheduler: a scheduler of one of the optimizers; returned unchanged if the strategy does not step it.
             move_to_device: False leaves the module on its device.
             _reapply_compile: ignored; some programs pass it.
 

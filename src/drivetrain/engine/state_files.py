@@ -61,7 +61,7 @@ class StateFiles(Ranks):
                 replaced by the value in the file. ``None``: nothing is restored.
             strict: whether the file must contain every name of ``state``, and every parameter of its modules.
             weights_only: ``None`` or True reads only plain data. False unpickles everything in the file, which can run
-            any code: use it only for files that you trust.
+                any code: use it only for files that you trust.
 
         Returns:
             The entries of the file that are not in ``state``.

@@ -142,7 +142,8 @@ class EngineModule(nn.Module):
 
     Args:
         forward_module: the strategy's wrapper of the module, or the module itself.
-        original: the user's module. numbers: the Engine.
+        original: the user's module.
+        numbers: the Engine.
     """
 
     def __init__(self, forward_module: nn.Module, original: nn.Module, numbers: Numbers) -> None:
@@ -359,8 +360,8 @@ class EngineLoader:
 
     Args:
         loader: a DataLoader, or any re-iterable object.
-        device: the device to which batches are moved; ``None``: they are not moved. mover: asked at the start of each
-        pass for another function that moves batches.
+        device: the device to which batches are moved; ``None``: they are not moved.
+        mover: asked at the start of each pass for another function that moves batches.
         pins: whether the device copies from pinned memory in the background.
         sample_seeds: whether the random numbers of a sample depend only on seed, epoch and index; each pass is an
             epoch.
