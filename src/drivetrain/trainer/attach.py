@@ -252,8 +252,8 @@ def check_former_hooks(module: LightningModule, strategy: Strategy) -> None:
     """Check that ``module`` defines no hook that is no longer called; some former names are called in place of the new.
 
     Raises:
-        HookError: the module defines such a hook. ConfigurationError: the module defines a hook that only a strategy
-        that splits batches calls.
+        HookError: the module defines such a hook.
+        ConfigurationError: the module defines a hook that only a strategy that splits batches calls.
     """
 
 

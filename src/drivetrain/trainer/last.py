@@ -96,8 +96,8 @@ def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -
         requeued: the file that the fit saved when its job was requeued, if it was.
 
     Raises:
-        CheckpointError: there are complete files, but the run cannot use any of them. CheckpointNameError: there is no
-        file, and the entry point needs one.
+        CheckpointError: no file can be used, and at least one is damaged, gone, or of another number of processes.
+        CheckpointNameError: there is no file, and the entry point needs one.
     """
     callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io
     found = _Found(trainer, fitting)

@@ -186,7 +186,8 @@ def _window(parts: Sequence[Mapping[str, Any]], count: int, module: nn.Module, r
     sum of the weights is divided equally among the new ranks.
 
     Args:
-        parts: the entry ``restart`` of each rank that had gradients. count: how many ranks have saved.
+        parts: the entry ``restart`` of each rank that had gradients.
+        count: how many ranks have saved.
         module: the module.
         ranks: how many ranks resume.
     """

@@ -432,8 +432,8 @@ class TrainerView(LimitsView, RankFacts):
     def judges_at_epoch_end(self) -> bool:
         """Whether callbacks with a monitored value check it at the end of a training epoch instead of after validation.
 
-        True if there is no validation, or one at the end of each epoch, because then all metrics are known at the
-            epoch's end.
+        True if there is no validation, or one at the end of each epoch, because then all metrics are known at the end
+        of an epoch.
         """
         interval = self.limits.val_check_interval
         # the float: the int 1 means a validation after each batch

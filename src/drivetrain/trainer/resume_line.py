@@ -49,7 +49,8 @@ def tell(trainer: Any, checkpoint: Mapping[str, Any], path: str, done: str) -> N
 
     Args:
         trainer: the Trainer, with its progress restored.
-        checkpoint: the checkpoint from which the fit resumes. path: the checkpoint's path.
+        checkpoint: the checkpoint from which the fit resumes.
+        path: the checkpoint's path.
         done: how much of the epoch all ranks together have done, such as "30 samples"; "" if it is unknown.
     """
     progress, then = trainer.progress, checkpoint.get(ENTRY, {})

@@ -227,9 +227,9 @@ class Trainer(TrainerView):
                 everything in it, which can run any code: use it only for files that you trust.
 
         Raises:
-            ConfigurationError: an argument is missing, or two contradict each other; nothing has run yet. SystemExit:
-            after Ctrl-C (code 130) or SIGTERM (code 143, a SIGTERMException), when everything is saved and cleaned up.
-            In a notebook, Ctrl-C raises KeyboardInterrupt instead.
+            ConfigurationError: an argument is missing, or two contradict each other; nothing has run yet.
+            SystemExit: after Ctrl-C (code 130) or SIGTERM (code 143, a SIGTERMException), when everything is saved and
+                cleaned up. In a notebook, Ctrl-C raises KeyboardInterrupt instead.
         """
         _check_unknown(TrainerFn.FITTING, unknown)
         passed = {"fit": train_dataloaders, "validate": val_dataloaders}
@@ -323,8 +323,8 @@ class Trainer(TrainerView):
         this is only true after ``trainer.strategy.checkpoint_io.wait(filepath)``, or at the end of the run.
 
         Args:
-            filepath: the path. An old file at this path is only replaced when the new one is complete. weights_only:
-            leave out everything that is only needed to resume.
+            filepath: the path. An old file at this path is only replaced when the new one is complete.
+            weights_only: leave out everything that is only needed to resume.
             storage_options: passed to the CheckpointIO.
             allow_pickle: store any object by pickling it. Loading the file then needs ``weights_only=False``, which
                 lets it run code.
