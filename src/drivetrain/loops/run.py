@@ -264,7 +264,7 @@ class Run:
         return read
 
     def keep(self, rows: list[Row], step: int) -> None:
-        """Without loggers, add their values to rank 0's history, which reads them from the device later."""
+        """Called without loggers: add the values that they would get to rank 0's history, which reads them later."""
         values = {row.name: row.value for row in rows if row.entry.to_logger}
         if values and self.engine.strategy.is_global_zero:
             self.book.history.add(values, step, self.progress.current_epoch)
