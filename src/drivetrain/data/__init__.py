@@ -1,4 +1,4 @@
-"""Loaders and batches: combining loaders, splitting them over processes, moving batches to the device."""
+"""Loaders and batches: combine loaders, divide samples among processes, fetch batches, resume inside a pass."""
 
 from drivetrain.base.lazy import public
 

@@ -2,26 +2,28 @@
 
 [Note: which loaders]
 A ``DataLoader`` over a ``TensorDataset``, over a ``StackDataset`` of tensors, or over a ``Subset`` of these, with
-torch's default collate. Only torch's own unchanged classes are supported, so that no user code is skipped. A batch then
-equals the stacked samples in values, dtype, strides and type. All other loaders are fetched sample by sample, as in
-torch; so is any single batch with indices that are not plain integers or are out of range, or with a tensor that is not
-dense and contiguous in host memory.
+torch's default collate. Only torch's own unchanged classes are supported, so that no user code is skipped. A batch
+equals the stacked samples in values, dtype, strides and type. From all other loaders, batches are fetched sample by
+sample, as torch does. The same is true of single batches: those with indices that are not plain integers or are out of
+range, and those with a tensor that is not dense and contiguous in host memory.
 
-Without workers, a batch for a device that copies from pinned memory is written into pinned memory at once, so that its
-copy does not make the host wait. A copy into pinned memory afterwards would cost the host more than it saves.
+Without workers, a batch for a device that copies from pinned memory is fetched directly into pinned memory, so that the
+host need not wait for its copy to the device. An additional copy into pinned memory would take the host more time than
+it saves.
 
-The user's loader and data set do not change. A copy of the loader is iterated; it shares the samplers and the
+The user's loader and data set do not change. This module iterates a copy of the loader that shares its samplers and its
 generator, so the same random numbers are drawn.
 
 [Note: without torch's iterator]
 Without workers, torch's iterator only draws a seed, and then asks the batch sampler for indices and the data set for
 samples, inside a profiler range. :func:`iterate` does the same without the layers in between. If the batch sampler is
 torch's own, over its RandomSampler or SequentialSampler, a batch's indices are a slice of the permutation, instead of
-one Python number per sample. Each random number is drawn from the same generator at the same point of the pass.
+one Python number per sample. Each random number is drawn from the same generator at the same point of the pass as in
+torch.
 
-Before the first such pass, a toy loader is iterated both ways, and batches and random states are compared. If they
-differ, or a program has replaced a function of torch's iterator, or a profiler or a mode is active when a pass starts,
-torch's iterator is used.
+Before the first such pass, this module iterates toy loaders with and without torch's iterator, and compares the batches
+and random states. Torch's iterator is used if they differ, if a program has replaced a function of torch's iterator, or
+if a profiler or a mode is active when a pass starts.
 """
 
 from __future__ import annotations
@@ -56,17 +58,17 @@ from drivetrain.data.resample import SamplerProxy, replaced
 
 L = TypeVar("L")
 MANY = 10**8
-"""Samples from which on a permutation has indices of 32 bits."""
+"""The number of samples from which on a permutation has indices of 32 bits."""
 TOGETHER = 64
-"""Batches whose indices are sliced in one call, which takes half as long as one call per batch."""
+"""The number of batches whose indices one call slices, which takes half as long as one call per batch."""
 Order = Tensor | range
 """The order of samples: their indices in a data set."""
 
 
 def start_pass(loader: Any, pins: bool = False) -> Iterator[Any]:
-    """Start a pass over any loader: ``iter(loader)``, with batches fetched as a whole if possible.
+    """Start a pass over any loader, as ``iter(loader)`` does, but fetch batches as a whole if possible.
 
-    Persistent workers belong to the user's loader, as they do after ``iter(loader)``.
+    As after ``iter(loader)``, persistent workers belong to the user's loader.
 
     Args:
         loader: the loader.
@@ -82,14 +84,14 @@ def start_pass(loader: Any, pins: bool = False) -> Iterator[Any]:
 
 
 def iterate(source: DataLoader[Any]) -> Iterator[Any]:
-    """Start a pass over a result of :func:`batched`, or over a copy of it with another batch sampler."""
+    """Start a pass over a result of :func:`batched`, or over a copy of such a result with another batch sampler."""
     return _iterate_plainly(source) if _can_iterate_plainly(source) else iter(source)
 
 
 def batched(loader: L, pins: bool = False) -> L:
     """Return a copy of ``loader`` that fetches each batch as a whole, or ``loader`` itself if that is not possible.
 
-    ``pins``: batches that are fetched in this process are in pinned memory.
+    ``pins``: whether batches that this process fetches are written into pinned memory.
     """
     if not isinstance(loader, DataLoader) or reason_for_samples(loader) is not None:
         return loader
@@ -132,15 +134,15 @@ def reason_for_samples(loader: DataLoader[Any]) -> str | None:
 
 
 class _Fetch:
-    """Replaces a data set in a DataLoader; its method ``collate`` replaces ``default_collate``.
+    """Replaces the data set in a DataLoader, and its method ``collate`` replaces ``default_collate``.
 
     A DataLoader calls ``collate(dataset.__getitems__(indices))``.
 
     Attributes:
         dataset: the user's data set.
-        pins: batches are written into pinned memory.
-        checked: the tensors of a TensorDataset, which were all plain for the last batch: of these, only what a program
-            may have changed is checked again.
+        pins: whether batches are written into pinned memory.
+        checked: the tensors of a TensorDataset, if all were plain for the last batch. For the next one, only what a
+            program may have changed in them is checked again.
     """
 
     def __init__(self, dataset: Any, pins: bool) -> None:
@@ -156,8 +158,8 @@ class _Fetch:
         return self._by_sample(indices, are_slice) if batch is None else batch
 
     def fetch(self, indices: Any, are_slice: bool) -> Any:
-        """Do the work of :meth:`collate` in a pass without torch's iterator."""
-        if _is_profiling() or _has_modes() or _has_function_modes():  # these see the range that torch's iterator opens
+        """Return the same as :meth:`collate`, in a pass without torch's iterator."""
+        if _is_profiling() or _has_modes() or _has_function_modes():  # these see the range of torch's iterator
             with torch.autograd.profiler.record_function(_PROFILER_RANGE):
                 return self.collate(indices, are_slice)
         data, checked = self.dataset, self.checked
@@ -187,8 +189,9 @@ class SeesDataset:
     """Wraps a user's ``worker_init_fn``, so that ``get_worker_info()`` returns the user's data set.
 
     Args:
-        user: the function, or ``None`` without one.
-        replacement: what replaces the data set in the loader, with the data set in its attribute ``dataset``.
+        user: the user's function, or ``None``.
+        replacement: the object in the data set's place in the loader, whose attribute ``dataset`` is the user's data
+            set.
     """
 
     def __init__(self, user: Callable[[int], None] | None, replacement: Any) -> None:
@@ -226,7 +229,7 @@ def _whole(fetch: _Fetch, indices: Any, are_slice: bool) -> Any:
             return None
         outs = [_pinned_rows(each, len(indices)) if pins else None for each in tensors]
         parts = [torch.index_select(each, 0, indices, out=out) for each, out in zip(tensors, outs, strict=True)]
-    # an index is negative or out of range, or torch has no such kernel
+    # an index is negative or out of range, or torch has no kernel for the type
     except (IndexError, OverflowError, NotImplementedError):
         return None
     if data is fetch.dataset and type(data) is TensorDataset and not pins:
@@ -248,7 +251,7 @@ def _pinned_rows(tensor: Tensor, count: int) -> Tensor:
 
 
 def _tensors(data: Any) -> Any:
-    """Return the tensors of ``data``; ``None`` if it is not one of torch's classes, or does not consist of tensors."""
+    """Return the tensors of ``data``; ``None`` if its class is not one of torch's, or its parts are not all tensors."""
     kind = type(data)
     if kind is Tensor:
         return (data,)
@@ -281,7 +284,7 @@ def _is_array(indices: Any) -> bool:
 
 
 def _is_unchanged(data: Any) -> bool:
-    """Whether the samples of ``data`` come from torch's own methods, which programs may replace on a class or an
+    """Whether torch's own methods return the samples of ``data``: a program may have replaced them in the class or the
     object.
     """
     kind = type(data)
@@ -294,7 +297,7 @@ def _is_torchs(function: Any) -> bool:
 
 
 _CHANGEABLE, _PLAIN = attrgetter("__class__", "is_cpu", "requires_grad"), {(Tensor, True, False)}
-"""What a program may change of a plain tensor, and its values then; its memory may also be no longer contiguous."""
+"""The attributes of a plain tensor that a program may change, and their values in a plain tensor."""
 
 _SEQUENCES = (list, tuple, range)
 _INTEGERS = {int}
@@ -304,7 +307,9 @@ _METHODS = {
     for kind in (TensorDataset, StackDataset, Subset)
     for methods in [(kind.__getitem__, getattr(kind, "__getitems__", None))]
 }
-"""The methods that return samples, as torch defines them; those that a program has replaced are never found again."""
+"""The methods that return samples, as torch defines them. If a program had replaced a method, the entry equals no
+method.
+"""
 
 _GET_ITEM = _METHODS[TensorDataset][0]
 
@@ -313,7 +318,7 @@ _GET_ITEM = _METHODS[TensorDataset][0]
 
 
 def _can_iterate_plainly(source: Any) -> bool:
-    """Whether a pass without torch's iterator equals one with it, and nothing is active that sees a difference."""
+    """Whether a pass without torch's iterator equals one with it, and no active profiler or mode sees a difference."""
     return (
         type(source.dataset) is _Fetch
         and not (source.num_workers or source.pin_memory or source.timeout)
@@ -335,8 +340,8 @@ def _iterate_plainly(source: Any) -> Iterator[Any]:
 
 
 def slices(batch_sampler: Any, dataset: Any) -> Iterator[Any] | None:
-    """Start a pass over ``batch_sampler`` that yields the indices of each batch as a tensor; ``None`` if they are not
-    drawn from ``dataset`` by torch's own samplers.
+    """Start a pass over ``batch_sampler`` that yields the indices of each batch as a tensor. Return ``None`` unless
+    torch's own samplers draw them from ``dataset``.
     """
     if isinstance(batch_sampler, SamplerProxy):
         return batch_sampler.slices(dataset)
@@ -357,10 +362,9 @@ def draws_each_once(sampler: Any) -> bool:
 
 
 def drawn_order(sampler: Any) -> Order:
-    """Return the order of a sampler for which :func:`draws_each_once` is true.
+    """Return the order of a sampler for which :func:`draws_each_once` is true, without a Python number for each index.
 
-    A RandomSampler itself would create a Python number for each index. If it has a generator, it draws another
-    permutation when the pass ends.
+    If a RandomSampler has a generator, it draws another permutation when its pass ends; this function does not.
     """
     count = len(sampler.data_source)
     if type(sampler) is SequentialSampler:
@@ -371,7 +375,7 @@ def drawn_order(sampler: Any) -> Order:
 
 
 def _permutation(count: int, generator: torch.Generator) -> Tensor:
-    """Return torch's permutation; that of very many samples, whose order is the same, in half the memory."""
+    """Return torch's permutation; for very many samples with 32-bit indices, which take half the memory."""
     return torch.randperm(count, generator=generator, dtype=torch.int32 if MANY <= count < 2**31 else torch.int64)
 
 
@@ -381,7 +385,7 @@ def as_list(indices: Any) -> list[Any]:
 
 
 def _slices(batch_sampler: BatchSampler, sampler: Any) -> Iterator[Any]:
-    if len(sampler.data_source) == 0:  # a RandomSampler raises an exception
+    if len(sampler.data_source) == 0:  # here, a RandomSampler may raise an exception
         yield from batch_sampler
         return
     generator = getattr(sampler, "generator", None)
@@ -405,7 +409,7 @@ def _slices(batch_sampler: BatchSampler, sampler: Any) -> Iterator[Any]:
 
 @functools.cache
 def _toys_are_equal() -> bool:
-    """Whether toy loaders yield the same batches both ways, and leave the same random states after each."""
+    """Whether toy loaders yield the same batches and leave the same random states with and without torch's iterator."""
     toys = ((True, True, True), (True, True, False), (True, False, True))
     state = torch.get_rng_state()
     try:
@@ -432,7 +436,7 @@ def _iterate_toy(
 
 
 def _are_torchs(methods: Iterable[tuple[type, str]]) -> bool:
-    """Whether these methods are those that torch defines in the modules of the classes."""
+    """Whether ``methods`` are torch's own: each is a function that is defined in the module of its class."""
     return all(
         getattr(getattr(kind, name, None), "__globals__", None) is vars(sys.modules[kind.__module__])
         for kind, name in methods

@@ -1,4 +1,4 @@
-"""Several loaders iterated as one."""
+"""Combine several loaders into one, and decide whether a user's list means several loaders or one list of batches."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class CombinedLoader:
 
     No iterator is created before the first batch is requested. Then the iterators are created in order; in "sequential"
     mode each is created only after the previous loader has ended and its workers have stopped. Batches are also fetched
-    in order, so that random numbers are drawn in the same order in every run. A pass that is abandoned stops its
-    workers.
+    in order, so that random numbers are drawn in the same order in every run. If a pass is not iterated to its end, its
+    workers stop when the pass is freed.
 
     Args:
         iterables: a loader, or nested lists, tuples, named tuples, mappings and dataclasses of loaders. A list or tuple
             that contains only strings and numbers, nested or not, is one loader: its elements are the batches.
-        mode: "min_size" ends with the first loader that ends. "max_size_cycle" ends when each loader has ended once,
-            and starts the shorter ones again until then. "max_size" ends with the last loader, and yields ``None`` in
-            place of batches of loaders that have ended. "sequential" iterates one loader after another.
+        mode: "min_size" ends with the first loader that ends. "max_size_cycle" ends when each loader has ended once;
+            until then, loaders that have ended start again. "max_size" ends with the last loader, and yields ``None``
+            in place of batches of loaders that have ended. "sequential" iterates one loader after another.
 
     Raises:
         ConfigurationError: the mode is unknown, or a leaf of the tree is not iterable.
@@ -56,10 +56,10 @@ class CombinedLoader:
             raise ConfigurationError(f"CombinedLoader has no mode {mode!r}. {did_you_mean(str(mode), _MODES)}")
         self._mode = mode
         self._limits: list[int | float] | None = None
-        self._ended: list[bool] = []  # whether each loader had already ended once in the resumed pass
+        self._ended: list[bool] = []  # for a pass that is resumed: whether each loader has already ended once
         self._passes: WeakSet[Generator[tuple[Any, int, int], None, None]] = WeakSet()
         self._iterables = iterables
-        # The tree's structure is fixed: passes only replace its leaves.
+        # The tree never changes: passes return copies with other leaves.
         self._tree = torch_private.tree_map(
             lambda leaf: BatchList(leaf) if _holds_values(leaf) else leaf, iterables, is_leaf=_holds_values
         )
@@ -74,7 +74,7 @@ class CombinedLoader:
         """The loaders in order. Assign a list to replace the loaders from the next pass on.
 
         Raises:
-            ConfigurationError: in an assignment, if the number differs or a loader is not iterable.
+            ConfigurationError: the assigned list has another length, or a loader in it is not iterable.
         """
         return list(self._flattened)
 
@@ -96,8 +96,8 @@ class CombinedLoader:
         at its limit as at its own end; with the limit 0 it is not started. A change takes effect at the next pass.
 
         Raises:
-            ConfigurationError: in an assignment, if the number of limits differs, or a limit is not a number of
-                batches.
+            ConfigurationError: the assigned list has another length than the list of loaders, or a limit is not a
+                number of batches.
         """
         return None if self._limits is None else list(self._limits)
 
@@ -155,10 +155,10 @@ class CombinedLoader:
         return batches
 
     def resume_at(self, ended: Sequence[bool]) -> None:
-        """Let the next pass resume in its middle, with loaders at their saved positions.
+        """Let the next pass continue a saved one, whose loaders were set to their saved positions.
 
         Args:
-            ended: for each loader, whether it has already ended once ("max_size_cycle" ends when all loaders have).
+            ended: for each loader, whether it has already ended once in the saved pass; for the mode "max_size_cycle".
         """
         self._ended = list(ended)
 
@@ -171,7 +171,7 @@ class CombinedLoader:
                 keep_iterator(loader, None)
 
     def state_dict(self) -> list[Any]:
-        """Return the state of each loader that has a ``state_dict``, in order, ``None`` for the others.
+        """Return a list with the state of each loader, in order; ``None`` for a loader without a ``state_dict``.
 
         The state contains the position of each loader, but not how often "max_size_cycle" has restarted it.
         """
@@ -181,7 +181,7 @@ class CombinedLoader:
         """Load each loader's state from :meth:`state_dict`; running passes end.
 
         Raises:
-            CheckpointError: the states belong to other loaders.
+            CheckpointError: the number of states differs, or a loader with a state cannot load it.
         """
         if len(states) != len(self._flattened):
             raise CheckpointError(
@@ -212,8 +212,8 @@ class CombinedLoader:
     def _starts(self) -> Starts:
         return [partial(_start, loader, limit) for loader, limit in self._limited()]
 
-    # A pass keeps no iterator in a local variable, so that iterators are freed when a for statement ends, also by an
-    # exception.
+    # The methods of a pass keep no iterator in a local variable, so that iterators are freed when a for statement ends,
+    # even if an exception ends it.
 
     def _one_by_one(self) -> Generator[tuple[Any, int, int], None, None]:
         for dataloader_idx, start in enumerate(self._starts()):
@@ -228,8 +228,8 @@ class CombinedLoader:
 
 
 def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[Any]]:
-    """Each round first fetches from the loaders that have not ended yet. So when the last of these loaders ends, no
-    batch was fetched and no loader was restarted for the incomplete round.
+    """Yield the batches of each round. A round first fetches from the loaders that have not ended yet: if the last of
+    them ends, no loader was restarted in vain, and no batch of another loader was fetched.
     """
     iterators = [start() for start in starts]
     unended = [index for index, once in enumerate(ended) if not once]
@@ -247,7 +247,7 @@ def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[
                 if batches[index] is _END:
                     batches[index] = next(iterators[index], _END)
                 if batches[index] is _END:
-                    iterators[index] = iter(())  # dropped first, so that two sets of workers never run together
+                    iterators[index] = iter(())  # first end the workers of the last pass, before others start
                     iterators[index] = start()
                     batches[index] = next(iterators[index], _END)
                 if batches[index] is _END:
@@ -271,7 +271,7 @@ _MODES: dict[str, tuple[Callable[..., float], Callable[[Starts, Sequence[bool]],
 
 
 def _start(loader: Any, limit: int | float) -> Iterator[Any]:
-    """Return a new iterator of ``loader`` with at most ``limit`` batches; 0 creates none."""
+    """Return a new iterator of ``loader`` with at most ``limit`` batches; with the limit 0, do not start the loader."""
     if limit == 0:
         return iter(())
     source = without_restart(start_pass(loader))
@@ -285,10 +285,10 @@ def start_batches(loader: Any, pins: bool = False) -> Iterator[Any]:
 
 
 def without_restart(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Return ``iterator`` wrapped so that its ``__iter__`` does nothing.
+    """Return an iterator over ``iterator`` whose ``__iter__`` only returns itself.
 
-    ``for``, ``zip`` and ``islice`` call ``__iter__`` of an iterator. Called again, ``__iter__`` of a loader that
-    returns itself would start another pass, and draw another order.
+    ``for``, ``zip`` and ``islice`` call ``__iter__`` of an iterator. If a loader is its own iterator, this call would
+    start another pass, and draw another order.
     """
     if isinstance(iterator, (GeneratorType, torch_private.AnyPass)):
         return iterator
@@ -348,7 +348,7 @@ def _has(loader: Any, method: str) -> bool:
 
 
 class BatchList:
-    """Marks a list of batches as one loader in a tree; a plain list is several loaders."""
+    """Marks a list of batches as one loader in a tree, in which a plain list means several loaders."""
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self.batches = batches
@@ -361,7 +361,7 @@ class BatchList:
 
 
 def check_iterable(loader: Any, start: str) -> None:
-    """Check that ``loader`` yields batches. ``start`` begins the error message.
+    """Check that ``loader`` is iterable and not a data set or a class. ``start`` begins the error message.
 
     Raises:
         ConfigurationError: the loader is not iterable, is a string, or is Lightning's CombinedLoader, which also yields
@@ -394,7 +394,7 @@ def is_loader(element: Any) -> bool:
 
 
 def has_data_loader(given: Any) -> bool:
-    """Return whether nested lists, tuples and mappings contain a DataLoader: all their leaves are then loaders."""
+    """Return whether nested lists, tuples and mappings contain a DataLoader: all their leaves must then be loaders."""
     return any(isinstance(leaf, (DataLoader, CombinedLoader)) for _, leaf in leaves(given))
 
 
@@ -402,20 +402,20 @@ def arranged(given: Any, start: str) -> Any:
     """Return a user's loaders as a tree with one loader at each leaf.
 
     A list or tuple is several loaders if each of its elements is a loader (:func:`is_loader`), otherwise one loader of
-    batches, which becomes a :class:`BatchList`. A mapping is always several loaders, by name; each value is treated as
-    if it were passed alone. Lists that contain a DataLoader may be nested; every leaf must then be a loader. Any other
-    object is one loader.
+    batches, which becomes a :class:`BatchList`. A mapping is always several loaders, by name, and each of its values is
+    arranged as if it were passed alone. Lists that contain a DataLoader may be nested; every leaf must then be a
+    loader. Any other object is one loader.
 
     Args:
         given: an argument of the Trainer's methods, or the result of a loader hook.
         start: the beginning of error messages, for example "train_dataloader gave".
 
     Raises:
-        ConfigurationError: a loader is not iterable, or another object is in its place.
+        ConfigurationError: a loader is not iterable, or there is another object in place of a loader.
     """
     if isinstance(given, Tensor) or hasattr(given, "__array__"):
         samples = "TensorDataset(x, y)" if start.startswith("trainer.fit") else "samples"
-        if hasattr(given, "to_numpy"):  # of pandas or Polars: indexed by column
+        if hasattr(given, "to_numpy"):  # a table of pandas or Polars, whose indices are names of columns
             samples = "TensorDataset(torch.tensor(table.to_numpy(), dtype=torch.float32))"
         raise ConfigurationError(
             f"{start} {described(given)}, which is no loader. For one batch, write [batch]; for samples, "

@@ -1,4 +1,4 @@
-"""Yield a loader's batches on the device, each with a flag for the last one."""
+"""Yield a loader's batches on the device, each with a flag that tells whether it is the last one."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ _SHORT = "/tmp"
 
 
 def count_batches(loader: Any, limit: int | float, argument: str) -> float:
-    """Return the number of batches of one pass over ``loader``: its length, limited; ``inf`` if it is unknown.
+    """Return the number of batches in one pass over ``loader``, at most ``limit``; ``inf`` if the number is unknown.
 
     Args:
         loader: the loader to iterate.
-        limit: an int counts batches, a float is a fraction of the length; 1 and 1.0 differ. 0 means none.
+        limit: an int is a number of batches, and a float a fraction of the length, so 1 and 1.0 differ. 0 means no
+            batches.
         argument: the name of the Trainer's argument for the limit, for messages.
 
     Raises:
@@ -46,8 +47,8 @@ def count_batches(loader: Any, limit: int | float, argument: str) -> float:
 
 
 def count_of(length: int | None, limit: int | float, argument: str, name: str) -> float:
-    """Do the work of :func:`count_batches` for a loader with this ``length`` (``None``: no length) and the class name
-    ``name``.
+    """Return the same as :func:`count_batches` for a loader of class ``name`` with this ``length`` (``None``: no
+    length).
     """
     if limit == 0:
         return 0
@@ -70,7 +71,7 @@ def count_of(length: int | None, limit: int | float, argument: str, name: str) -
 
 
 def _at_least_one_of(length: int) -> float:
-    """Return the fraction 1 / length to four digits, rounded up: rounded down, it would leave no batch."""
+    """Return the fraction 1 / length to four digits, rounded up, because a smaller fraction would leave no batch."""
     scale = 10 ** (3 + len(str(length)))
     return float(ceil(scale / length) / scale)
 
@@ -78,10 +79,10 @@ def _at_least_one_of(length: int) -> float:
 def fetches_ahead(loader: Any, num_batches: float = float("inf")) -> bool:
     """Return whether the next batch is fetched before the current one is processed.
 
-    The next batch is fetched early only with workers, or if nothing else shows which batch is the last. It is never
-    fetched early with ``num_workers=0`` and a known length: that would change the order of draws from the global random
-    generators, compared with a plain loop. With ``early_iterators`` of :mod:`drivetrain.parity`, the length is also
-    known if a limit of ``num_batches`` ends the pass.
+    The next batch is fetched ahead with workers, or if nothing else shows which batch is the last. With
+    ``num_workers=0`` and a known length it is not, because that would change the order of draws from the global random
+    generators, compared with a plain loop. With ``early_iterators`` of :mod:`drivetrain.parity`, a limit
+    ``num_batches`` counts as a known length.
     """
     if any(getattr(part, "num_workers", 0) > 0 for part in parts_of(loader)):
         return True
@@ -89,7 +90,7 @@ def fetches_ahead(loader: Any, num_batches: float = float("inf")) -> bool:
         return num_batches == float("inf")
     if sized_length(loader) is None:
         return True
-    # For an iterable-style dataset, the length of the loader may be wrong.
+    # The length of a loader over an iterable-style dataset may be wrong.
     return any(isinstance(getattr(part, "dataset", None), IterableDataset) for part in parts_of(loader))
 
 
@@ -104,20 +105,19 @@ def feed(
 ) -> Iterator[tuple[Any, bool]]:
     """Yield ``(batch, is_last)``.
 
-    A pass that no limit cuts short exhausts the loader, as a ``for`` loop does: code after the last batch runs, and
-    samplers draw their last random numbers. The loader is exhausted when the next batch after the last one is
-    requested.
+    A pass that no limit ends early exhausts the loader, as a ``for`` loop does: the loader's code after its last batch
+    runs, and samplers draw their last random numbers. This happens when the caller requests a batch after the last one.
 
     Args:
-        batches: a loader, or the passes over one; its iterator is created here, once.
+        batches: a loader, or the passes over a loader. This function creates one iterator of it.
         num_batches: the maximum number of batches, or ``inf``.
         move: moves a batch to the device as soon as it is fetched; ``None`` if an overridden transfer hook moves it
             later. If the first batch is already on the device, the loader's other batches are assumed to be there too,
             and ``move`` is not called again in this pass.
         ahead: the result of :func:`fetches_ahead`.
-        resumed: the position of a resumed pass, whose iterator exists already.
-        started: the iterator over ``batches``, if it was created early.
-        pins: as for :func:`drivetrain.data.batched.start_pass`.
+        resumed: the position of a resumed pass; ``None`` for a new one.
+        started: the iterator over ``batches``, if it was already created.
+        pins: the argument ``pins`` of :func:`drivetrain.data.batched.start_pass`.
     """
     done = 0 if resumed is None else resumed.done
     items = start_batches(batches, pins) if started is None else started
@@ -137,8 +137,8 @@ def feed(
             yield moved, next(flags)
             if move is None:
                 break
-        batch = moved = None  # not kept while the others are processed
-    yield from zip(source, flags, strict=False)  # adds no call to a batch
+        batch = moved = None  # free the first batch before the others are processed
+    yield from zip(source, flags, strict=False)  # makes no Python call for each batch
     if not is_endless and (missing := sum(1 for _ in flags)) > 0:
         loader = _behind(batches)
         promise, cure = "was limited to", "Limit it to the batches that it has."
@@ -161,10 +161,10 @@ def _behind(batches: Any) -> Any:
 
 
 def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None:
-    """Exhaust ``items`` after its last batch, unless a limit has cut the pass short.
+    """Exhaust ``items`` after its last batch, unless a limit has ended the pass early.
 
-    An object that is its own iterator is not exhausted: it would lose the first batch of its next pass. With
-    ``early_iterators`` of :mod:`drivetrain.parity`, nor is a DataLoader without workers.
+    A loader that is its own iterator is not exhausted, because it would lose the first batch of its next pass. With
+    ``early_iterators`` of :mod:`drivetrain.parity`, a DataLoader without workers is not exhausted, either.
     """
     loader = _behind(batches)
     as_then = parity.current().early_iterators and isinstance(loader, DataLoader) and loader.num_workers == 0
@@ -188,10 +188,9 @@ def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None
 
 
 def gives_up(loader: Any, num_batches: float) -> bool:
-    """Whether a pass of ``num_batches`` abandons ``loader`` before its end, so that the next pass starts at its
-    beginning.
+    """Whether a pass of ``num_batches`` ends before the end of ``loader``, and the next pass starts at its beginning.
 
-    An object that is its own iterator is never abandoned: its next pass continues at its position.
+    False for a loader that is its own iterator, because its next pass continues where the last one ended.
     """
     return num_batches < sized_length(loader, float("inf")) and not _is_its_own_iterator(loader)
 
@@ -199,12 +198,12 @@ def gives_up(loader: Any, num_batches: float) -> bool:
 def position_after_end(passes: Passes, before: dict[str, Any]) -> dict[str, Any]:
     """Return the position of ``passes`` after a loader that was resumed at ``before`` was exhausted.
 
-    If a stateful loader yielded no further batch, its earlier state is kept, because the loader may not have a state
-    yet.
+    If a stateful loader has yielded no batch in between, its state in ``before`` is kept, because the loader may have
+    no state before its first batch.
     """
     ended = [part["ended"] for part in before.get("parts", [before])]
     if any(ended) if getattr(passes.loader, "mode", None) == "min_size" else all(ended):
-        return before  # the loader was already exhausted
+        return before  # the loader was exhausted before the checkpoint was saved
     position = passes.position(states=False)
     parts = zip(position.get("parts", [position]), before.get("parts", [before]), parts_of(passes.loader), strict=True)
     for part, old, loader in parts:
@@ -214,11 +213,11 @@ def position_after_end(passes: Passes, before: dict[str, Any]) -> dict[str, Any]
 
 
 def _is_its_own_iterator(loader: Any) -> bool:
-    """Whether iterating ``loader`` again, or a loader in a CombinedLoader, continues at its position instead of
-    starting a new pass.
+    """Whether ``iter(loader)`` continues the last pass instead of starting a new one; for a CombinedLoader, whether
+    this is true of any loader in it.
     """
     parts = parts_of(loader)
-    # a loader with a state of its own starts its passes itself, whatever its dataset is
+    # not the dataset of a stateful loader, which starts a new pass over any dataset
     datasets = (getattr(part, "dataset", None) for part in parts if not is_stateful(part))
     return any(hasattr(each, "__next__") for each in (*parts, *datasets))
 
@@ -229,7 +228,7 @@ class Resumed:
 
     Attributes:
         done: the number of finished batches of the pass.
-        caught_up: called when all batches are fetched that the interrupted pass had fetched.
+        caught_up: called when the resumed pass has fetched all batches that the interrupted pass had fetched.
     """
 
     done: int
@@ -248,7 +247,7 @@ def _ahead(
             position = passes.position()
             if passes.fetches_here:
                 position["rng"] = rng_state()
-            passes.flight = position  # kept if the pass is abandoned, because the batch fetched ahead was not processed
+            passes.flight = position  # the position if the pass ends here: the batch ahead is not processed
         for batch in source:
             following = batch if move is None else move(batch)
             break
@@ -270,17 +269,17 @@ def _ahead(
 class BatchIterator:
     """The argument ``dataloader_iter`` of a step that fetches its batches itself.
 
-    ``next`` returns ``(batch, batch_idx, dataloader_idx)``: first the batch that the loop has fetched, then further
-    batches of the same pass. The loop continues after the last batch that the step has fetched.
+    In each step, ``next`` returns ``(batch, batch_idx, dataloader_idx)``: first the batch that the loop has fetched,
+    then further batches of the same pass. The loop continues after the last batch that the step has fetched.
 
     Args:
         source: the rest of the pass, as yielded by :func:`feed`.
-        advance: called for each further batch, with whether it is the last; returns its index.
+        advance: called with ``is_last`` for each further batch; returns the batch's index.
         transfer: moves a batch to the device if an overridden hook does that.
         dataloader_idx: the loader's index in an evaluation over several loaders.
 
     Attributes:
-        taken: the number of batches that the current or last step has fetched.
+        taken: the number of batches of the current step so far, or of the last step.
     """
 
     source: Iterator[tuple[Any, bool]]
@@ -291,13 +290,13 @@ class BatchIterator:
     _held: tuple[Any, int, int] | None = field(default=None, init=False)
 
     def hold(self, batch: Any, batch_idx: int) -> BatchIterator:
-        """Store the batch that the loop has fetched; return the iterator, which yields it first."""
+        """Store the batch that the loop has fetched; return this iterator, which yields that batch first."""
         self._held, self.taken = (batch, batch_idx, self.dataloader_idx), 1
         return self
 
     def bound(self, step: Callable[..., Any]) -> Callable[[Any, int], Any]:
-        """Return ``step`` in the form that the loop calls. If a step requests more batches than there are, it is
-        discarded.
+        """Return a function of a batch and its index that calls ``step`` with this iterator. If ``step`` requests more
+        batches than there are, its result is ``None``.
         """
 
         def call(batch: Any, batch_idx: int) -> Any:
@@ -323,13 +322,13 @@ class BatchIterator:
 
 
 def seed_workers(loader: Any, rank: int | None = None) -> None:
-    """After ``seed_everything(workers=True)``: seed python and numpy in each worker, unless the user's
-    ``worker_init_fn`` does that.
+    """If ``seed_everything(workers=True)`` was called, let the loader's workers seed Python's and NumPy's generators; a
+    user's ``worker_init_fn`` stays.
 
     Args:
         loader: a loader; only a DataLoader is changed.
-        rank: the index of this process's part of the data. This index may differ from the rank: the ranks of one model
-            must augment samples identically.
+        rank: the index of this process's part of the data. It differs from the process's rank if several ranks share
+            one model, because these ranks must augment samples identically.
     """
     wanted = os.environ.get("PL_SEED_WORKERS") == "1"
     if wanted and getattr(loader, "num_workers", 0) > 0 and getattr(loader, "worker_init_fn", True) is None:
@@ -338,11 +337,12 @@ def seed_workers(loader: Any, rank: int | None = None) -> None:
 
 
 def make_room_for_sockets(loader: Any) -> None:
-    """Choose a folder for the sockets of the loader's workers if the path of the temporary folder is too long for them.
+    """Choose another folder for the sockets of the loader's workers if the temporary folder's path is too long for
+    sockets.
 
-    Workers send tensors through sockets that ``multiprocessing`` creates in that folder. If the path is too long, the
-    loader would wait for its first batch forever. With versions of Python that handle long paths themselves, nothing is
-    changed.
+    Workers send tensors through sockets that ``multiprocessing`` creates in the temporary folder. If its path is too
+    long, the loader waits for its first batch forever. Nothing changes with versions of Python that handle long paths
+    themselves.
     """
     config = getattr(current_process(), "_config", None)
     if not getattr(loader, "num_workers", 0) or not isinstance(config, dict) or config.get("tempdir"):
@@ -361,8 +361,8 @@ def make_room_for_sockets(loader: Any) -> None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of the loader's samplers, also of a sampler inside a batch sampler, and of its iterable-style
-    dataset.
+    """Call ``set_epoch`` of the loader's sampler, its batch sampler, the sampler in that, and its iterable-style
+    dataset, if they have this method.
     """
     if isinstance(loader, CombinedLoader):
         for part in loader.flattened:

@@ -1,4 +1,4 @@
-"""The sample indices of each batch."""
+"""Record the indices of the samples in each batch, for callbacks that write predictions."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from drivetrain.errors import ConfigurationError
 
 
 class RecordedIndices:
-    """A loader's batches, and the dataset indices of each batch's samples, for callbacks that write predictions.
+    """Yields a loader's batches, and records the dataset indices of each batch's samples.
 
-    Workers fetch ahead, so the sampler draws long before a batch arrives. Each draw is recorded, and the records are
-    used in the same order as the batches arrive. (A loader with ``in_order=False`` is iterated in order here.)
+    Workers fetch ahead, so the sampler draws indices long before their batch arrives. So this class records each draw,
+    and returns the records in the order in which batches arrive. This needs a fixed order, even if the loader has
+    ``in_order=False``.
 
-    The user's loader does not change; a copy is iterated that shares its dataset, samplers and generator. With
-    ``persistent_workers`` the copy has its own workers, which live as long as this object.
+    The user's loader does not change. This class iterates a copy, which shares the dataset, samplers and generator.
+    With ``persistent_workers``, the copy has its own workers, which live as long as this object.
 
     Only one pass at a time is possible. A subclass whose ``__iter__`` drops or splits batches is not supported.
 
     Args:
         loader: a DataLoader over a map-style dataset; for any other loader the lists of indices are empty. A
             CombinedLoader yields its batches without their indices.
-        pins: as for :func:`drivetrain.data.batched.start_pass`.
+        pins: the argument ``pins`` of :func:`drivetrain.data.batched.start_pass`.
     """
 
     def __init__(self, loader: Any, pins: bool = False) -> None:
@@ -59,13 +60,12 @@ class RecordedIndices:
             yield batch[0] if isinstance(self.loader, CombinedLoader) else batch
 
     def pop(self) -> list[Any]:
-        """Return the indices of the oldest batch that was yielded and whose indices were not returned yet; call it once
-        per batch.
+        """Return the indices of the oldest batch whose indices were not returned yet; call this once after each batch.
 
-        With ``batch_size=None`` a sample is a batch, and the list holds its index.
+        With ``batch_size=None``, each sample is a batch, and the list holds its index.
 
         Raises:
-            ConfigurationError: no batch was yielded since the last call.
+            ConfigurationError: the indices of all yielded batches were already returned.
         """
         if not self._given:
             raise ConfigurationError(
@@ -75,7 +75,7 @@ class RecordedIndices:
 
 
 class _Recorder(SamplerProxy):
-    """A sampler that records the draws of another; in everything else it behaves like that sampler."""
+    """Wraps a sampler and records its draws; in everything else, it behaves like the wrapped sampler."""
 
     def __init__(self, sampler: Any, batched: bool) -> None:
         super().__init__(sampler)
@@ -83,15 +83,15 @@ class _Recorder(SamplerProxy):
         self.drawn: deque[list[Any]] = deque()
 
     def __iter__(self) -> Iterator[Any]:
-        self.drawn.clear()  # indices that workers had fetched ahead in an abandoned pass
+        self.drawn.clear()  # drop what was drawn ahead for batches that an abandoned pass did not yield
         return self._record(
             without_restart(iter(self._sampler))
-        )  # created here, as the loader does, because creating it may draw a random number
+        )  # the iterator is created now and not in the generator, because creating it may draw a random number
 
     def _record(self, draws: Iterator[Any]) -> Iterator[Any]:
         for indices in draws:
             if self._batched and isinstance(indices, Iterator):
-                indices = list(indices)  # an iterator can be read only once, and the dataset reads it too
+                indices = list(indices)  # the dataset must read the indices, too, and an iterator can be read only once
             several = self._batched or isinstance(indices, list)  # without batch_size, a tuple may be one index
             self.drawn.append([_plain(index) for index in (indices if several else [indices])])
             yield indices

@@ -1,4 +1,4 @@
-"""State that loaders keep from pass to pass: the user's generators, and persistent workers."""
+"""Save and restore what loaders carry from one pass to the next: the user's generators, and persistent workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from drivetrain.data.stateful import is_stateful
 
 @contextmanager
 def generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
-    """Context that restores the users' own generators of ``loaders`` at its end."""
+    """Context at whose end the generators that users have passed to ``loaders`` are restored."""
     generators = [each for loader in loaders for part in parts_of(loader) for each in generators_of(part)]
     states = generator_states(generators)
     try:
@@ -52,18 +52,18 @@ def workers_kept(loaders: Iterable[Any]) -> Iterator[None]:
             keep_iterator(part, iterator)
 
 
-_LARGE = 1000  # larger containers are treated as data: the objects in them are not saved
-_LARGEST = 100_000  # of containers larger than this, nothing is saved
+_LARGE = 1000  # larger containers count as data: their items are restored, but not the objects in them
+_LARGEST = 100_000  # larger containers are not restored
 
 
 @contextmanager
 def objects_kept(roots: Iterable[Any]) -> Iterator[None]:
-    """Context that restores everything reachable from ``roots`` at its end: attributes, small containers, random
+    """Context at whose end all objects reachable from ``roots`` are restored: attributes, containers, random
     generators.
 
-    Tensors, modules, and objects of drivetrain and of the standard library are not followed. An object with a running
-    generator, or one of Python's own iterators, as an attribute is not restored at all: the iterator cannot be rewound,
-    so the items that the object has already taken from it would be lost.
+    The attributes of tensors, modules, and objects of drivetrain and of the standard library are not followed. An
+    object is not restored at all if one of its attributes is a running generator or another iterator that cannot be
+    rewound: the restored object would miss the items that were taken from the iterator.
     """
     seen: dict[int, Any] = {}
     waiting, back = list(roots), list[Callable[[], None]]()
@@ -101,7 +101,7 @@ def generators_among(owners: Iterable[Any]) -> list[Any]:
 
 
 def _kept(value: Any) -> tuple[list[Callable[[], None]], list[Any]]:
-    """Return functions that restore ``value`` together, and the objects in ``value``."""
+    """Return functions that together restore ``value``, and the objects that ``value`` contains."""
     if isinstance(value, random.Random):
         return [functools.partial(value.setstate, value.getstate())], []
     source = getattr(value, "bit_generator", None)
@@ -141,7 +141,7 @@ _NOT_FOLLOWED = frozenset(
 
 
 def _refill(kind: Any, container: Any, items: Any) -> None:
-    """Replace the items of ``container`` with the methods of ``kind``, because a subclass may override them."""
+    """Replace the items of ``container``, calling the methods of ``kind``, because a subclass may override them."""
     kind.clear(container)
     (kind.update if isinstance(items, dict) or kind is set else kind.extend)(container, items)
 
@@ -158,13 +158,14 @@ def loader_states(loaders: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 LOADER_STATES: Form = [{"generators": check_generators, "workers": [bool]}]
-"""The form of what :func:`loader_states` returns."""
+"""The types of a result of :func:`loader_states`."""
 
 
 def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]]) -> None:
-    """Restore the result of :func:`loader_states` in new loaders; global generators do not change.
+    """Restore a result of :func:`loader_states` in new loaders, without a change of the global generators.
 
-    Persistent workers are started now: their seed was drawn when they were first started, and must not be drawn again.
+    Persistent workers are started now: the checkpoint's run had already drawn their seed, so the resumed run must not
+    draw it later.
 
     Args:
         loaders: new loaders; a loader without a state is not changed.
@@ -184,7 +185,7 @@ def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]
 
 
 def is_one_shot(loader: Any) -> bool:
-    """Return whether a loader is an iterator that cannot be reset: a generator, or one of Python's own iterators."""
+    """Return whether ``loader`` is an iterator that cannot be rewound: a generator, or one of Python's iterators."""
     return isinstance(loader, Iterator) and not hasattr(loader, "__dict__") and not is_stateful(loader)
 
 
@@ -200,7 +201,7 @@ def generators_of(loader: Any) -> list[torch.Generator]:
 
 
 def samplers_of(loader: Any) -> list[Any]:
-    """Return the samplers of a loader, each once; also the one in its batch sampler."""
+    """Return the sampler of a loader, its batch sampler, and the sampler in that; each object once."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     found = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     return list({id(each): each for each in found}.values())
@@ -212,7 +213,7 @@ def generator_states(generators: Iterable[torch.Generator]) -> list[Tensor]:
 
 
 def set_generator_states(generators: Iterable[torch.Generator], states: Iterable[Tensor], strict: bool = False) -> None:
-    """Restore a result of :func:`generator_states`; ``strict``: their number must be equal."""
+    """Restore a result of :func:`generator_states`; ``strict``: raise if there are more or fewer states."""
     for generator, state in zip(generators, states, strict=strict):
         generator.set_state(state)
 
@@ -241,7 +242,7 @@ def set_worker_state(state: Sequence[Any]) -> None:
 
 
 def check_worker_state(state: Any, place: str) -> None:
-    """Check a checkpoint's copy of a result of :func:`worker_state`.
+    """Check that a checkpoint's entry has the form of a result of :func:`worker_state`.
 
     Raises:
         WrongForm: a part is missing or has another type, or a generator rejects it.

@@ -1,6 +1,7 @@
-"""Passes over one training loader, each of which can be resumed in its middle.
+"""Iterate one training loader, pass by pass, so that each pass can be resumed in its middle.
 
-This file contains the shared base class and two kinds of loaders; ``sampled_passes.py`` contains the third.
+This file contains the base class, which works for any loader, and the class for stateful loaders; ``sampled_passes.py``
+contains the class for DataLoaders with a sampler.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ POSITION: Form = {
     "workers?": {count: (None, check_worker_state)}, "workers_after?": {count: (None, check_worker_state)},
     "seed?": COUNT,
 }  # fmt: skip
-"""The form of a position of one loader, without the random states in which its pass began."""
+"""The types of the entries of one loader's position, except the random states in which the pass began."""
 
 
 class Passes:
-    """One loader that is iterated once per epoch, or more often inside a CombinedLoader.
+    """The passes over one loader: one per epoch, or more inside a CombinedLoader.
 
-    Each subclass resumes a pass in its own way; this class iterates the loader again from its start and discards the
-    finished batches. That is exact if the loader's batches depend only on random numbers that it draws itself.
+    To resume a pass, this class iterates the loader from its start and discards the finished batches; subclasses have
+    other ways. The remaining batches are those of the interrupted pass if they depend only on random numbers that the
+    loader draws itself.
 
     Args:
         loader: any re-iterable object.
@@ -49,10 +51,10 @@ class Passes:
         loader: the user's loader.
         limit: the maximum number of batches in a pass.
         fetches_here: whether fetching a batch may draw from this process's random generators.
-        flight: the position before the batch that is fetched ahead; ``None`` if no batch is.
+        flight: the position before the batch that is fetched ahead; ``None`` if no batch is fetched ahead.
         can_repeat: whether :meth:`last_batch` works.
-        seconds_to_first: how long the pass waited for its first batch, which includes the start of workers; 0 without
-            workers, or if it was not measured.
+        seconds_to_first: how many seconds the pass waited for its first batch, including the start of workers; 0
+            without workers, or if this was not measured.
     """
 
     can_repeat = True
@@ -65,8 +67,8 @@ class Passes:
         self._workers = num_workers(loader)
         self.fetches_here = self._workers == 0
         self._generators = generators_of(loader)
-        self._given = 0  # number of batches yielded in the current pass
-        self._begun = 0  # number of passes begun in the current epoch
+        self._given = 0  # the number of batches that the current pass has yielded
+        self._begun = 0  # the number of passes that have begun in the current epoch
         self._ended = False
         self._before: dict[str, Any] = {}  # random state when the pass was started
         self._prepared: Iterator[Any] | None = None
@@ -105,7 +107,7 @@ class Passes:
         self._prepared = chain(list(islice(source, int(takes_first))), source)
 
     def _leave(self) -> None:
-        """Called before another pass begins, because the previous pass may have been abandoned."""
+        """Called before a new pass begins: end the previous pass, which may have been abandoned."""
 
     def _start(self) -> Iterator[Any]:
         """Start a pass of the loader."""
@@ -120,7 +122,7 @@ class Passes:
     # ---- its position ------------------------------------------------------------------------------------------------
 
     def position(self, states: bool = True) -> Position:
-        """Return the position of the pass; without ``states``, the loaders' own states are left out."""
+        """Return the position of the pass; without ``states``, leave out the state of a stateful loader."""
         return {
             "given": self._given,
             "begun": self._begun,
@@ -130,10 +132,10 @@ class Passes:
         }
 
     def carry_over(self, position: Position) -> None:
-        """Restore the state in ``position`` that lasts longer than a pass: the user's generators, and persistent
-        workers.
+        """Restore the state in ``position`` that the loader carries from one pass to the next: the user's generators,
+        and persistent workers.
         """
-        # otherwise the position belongs to a CombinedLoader, and its states to other loaders
+        # a position without this entry is that of a CombinedLoader
         if "given" in position:
             set_generator_states(self._generators, position["generators"])
             self._carry_over(position)
@@ -142,8 +144,8 @@ class Passes:
         """The part of :meth:`carry_over` that subclasses override."""
 
     def resume(self, position: Position) -> None:
-        """Let the next iteration continue at ``position``. Set the random generators after this call, which advances
-        them.
+        """Let the next iteration continue at ``position``. Set the random generators after this call, because it
+        advances them.
 
         Raises:
             CheckpointError: the loader yields fewer batches than were done, or cannot restore a state.
@@ -178,7 +180,7 @@ class Passes:
         self._discard(self._prepared, 0, position["given"])
 
     def _discard(self, source: Iterator[Any], given: int, done: int) -> None:
-        """Fetch the batches of ``source`` from number ``given`` to ``done`` again, and discard them."""
+        """Fetch the batches of ``source`` from number ``given`` up to ``done`` again, and discard them."""
         self._given = given
         for item in islice(source, done - given):
             self._discarded(item)
@@ -193,9 +195,9 @@ class Passes:
         """Called when a batch was fetched for a second time."""
 
     def last_batch(self, position: Position) -> Any:
-        """Return the last batch before ``position``, fetched again; no random generator is advanced.
+        """Fetch the last batch before ``position`` again, and return it; the random generators do not change.
 
-        A worker may have used other random numbers for the original batch.
+        With workers, the batch may have other random augmentations than the original one.
         """
         with isolate_rng():
             self.resume({**position, "given": position["given"] - 1, "ended": False})
@@ -207,7 +209,8 @@ class Passes:
 class StatefulPasses(Passes):
     """A loader with ``state_dict`` and ``load_state_dict``, which saves its position itself.
 
-    A position saved with another number of ranks may lack its state; then the finished batches are fetched again.
+    If a different number of ranks saved the position, it may lack the loader's state. Then the finished batches are
+    fetched again.
     """
 
     can_repeat = False  # a stateful loader cannot go back by one batch
@@ -216,8 +219,8 @@ class StatefulPasses(Passes):
         super().__init__(loader)
         self._name = f"the training loader ({type(loader).__name__})"
         self._left: Iterator[Any] | None = None  # the rest of a resumed pass
-        # a batch number and the state loaded there. Until the next batch, this state is the position: the loader is not
-        # asked for another one, because that call changes the loaded state of some loaders
+        # The number of a batch and the state that was loaded at it. Until the next batch, position() returns this
+        # state: some loaders change a loaded state when state_dict() is called.
         self._loaded: tuple[int, Any] | None = None
 
     def _leave(self) -> None:
@@ -237,7 +240,7 @@ class StatefulPasses(Passes):
     def _carry_over(self, position: Position) -> None:
         if position.get("loader") is None:
             return
-        # kept, because a checkpoint that is saved before the next pass begins must contain this position too
+        # a checkpoint that is saved before the next pass begins must contain this position
         self._given, self._ended, self._before = position["given"], position["ended"], position["before"]
         given, ended = self._given, self._ended
         whole = given >= sized_length(self.loader, _INF) or (ended and given < self.limit)

@@ -1,10 +1,12 @@
-"""Passes over the training loader, each of which can be resumed exactly in its middle.
+"""Create the passes over a training loader, or over the loaders of a CombinedLoader, which can be resumed in their
+middle.
 
 [Note: how a pass is resumed]
 A loader with ``state_dict`` and ``load_state_dict`` saves its position itself. A torch DataLoader over a map-style
-dataset starts in the random state in which the interrupted pass was started, so that its sampler draws the same order;
-finished batches are skipped in the sampler, without fetching them. Any other loader is iterated again from its start,
-and finished batches are discarded: that is exact if its batches depend only on random numbers that it draws itself.
+dataset starts in the random state in which the interrupted pass was started, so that its sampler draws the same order.
+The sampler skips the indices of finished batches, so these are not fetched. Any other loader is iterated again from its
+start, and finished batches are discarded. The remaining batches are then exact if they depend only on random numbers
+that the loader draws itself.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def _passes_over_one(loader: Any, pins: bool, seeds: SampleSeeds | None) -> Pass
     if draws_samples(loader) and not is_stateful(loader):
         return SampledPasses(loader, pins, seeds)
     if seeds is not None:
-        sample_seeds.seeded(loader, seeds)  # which warns
+        sample_seeds.seeded(loader, seeds)  # this call warns that the seeds have no effect
     return StatefulPasses(loader) if is_stateful(loader) else Passes(loader)
 
 
@@ -73,7 +75,7 @@ class CombinedPasses(Passes):
             part.start_epoch()
 
     def _limit_parts(self) -> None:
-        """Pass each part its own limit: a part knows how many batches it has yielded before a resume."""
+        """Set the limit of each loader's passes, which also count the batches from before a resume."""
         limits = self.loader.limits or [_INF] * len(self._parts)
         for part, limit in zip(self._parts, limits, strict=True):
             part.limit = limit
@@ -97,7 +99,7 @@ class CombinedPasses(Passes):
         return {"parts": [part.position(states) for part in self._parts]}
 
     def carry_over(self, position: Position) -> None:
-        """Restore the state in ``position`` that lasts longer than a pass."""
+        """Restore the state in ``position`` that the loaders carry from one pass to the next."""
         for part, its_position in zip(self._parts, position.get("parts", ()), strict=False):
             part.carry_over(its_position)
 
@@ -110,7 +112,7 @@ class CombinedPasses(Passes):
                 "Resume with the loaders it was saved with."
             )
         if self.loader.mode == "min_size" and any(its_position["ended"] for its_position in parts):
-            self.carry_over(position)  # exhausting the loaders again would fetch a further batch of a longer loader
+            self.carry_over(position)  # a new attempt to end the pass would fetch a batch of a longer loader
             self._over = True
             return
         for part, its_position in zip(self._parts, parts, strict=True):

@@ -1,4 +1,4 @@
-"""Copies of a user's loader that draw the samples in another order."""
+"""Copy a user's loader with another sampler, without shuffling, or with every sample of an incomplete last batch."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class SamplerProxy:
 def with_sampler(loader: L, sampler: Sampler[Any] | Iterable[Any]) -> L:
     """Return a copy of ``loader`` that draws the indices of its samples from ``sampler``.
 
-    The class's constructor is not called again, so it may have any required arguments, and attributes set later are
-    kept. Dataset, batch size, ``drop_last``, ``collate_fn``, generator and worker settings are shared with the
-    original, which does not change; running workers are not shared.
+    The constructor of the loader's class is not called, so it may require any arguments. The copy has the same
+    attributes as the original, including dataset, batch size, ``drop_last``, ``collate_fn``, generator and worker
+    settings, but no running workers. The original does not change.
 
     Args:
-        loader: a DataLoader over a map-style dataset. A batch sampler is copied, and ``sampler`` becomes the
-            ``sampler`` of the copy; the same is done with a batch sampler that was passed as ``sampler`` together with
-            ``batch_size=None``.
+        loader: a DataLoader over a map-style dataset. Its batch sampler is copied, and ``sampler`` becomes the
+            attribute ``sampler`` of that copy. The same is done if the batch sampler was passed to the DataLoader as
+            ``sampler`` with ``batch_size=None``.
         sampler: yields indices of single samples.
 
     Raises:
@@ -59,14 +59,14 @@ def with_sampler(loader: L, sampler: Sampler[Any] | Iterable[Any]) -> L:
 
 
 def without_shuffle(loader: Any) -> Any:
-    """Return ``loader`` if it draws its samples in a fixed order; otherwise warn, and return a copy that does.
+    """Return ``loader`` if it draws its samples in a fixed order; otherwise warn, and return a copy that does so.
 
-    A DistributedSampler keeps its part of the data and stops shuffling; any other sampler, RandomSampler or a user's
-    own, is replaced by a SequentialSampler over the complete dataset. A sampler that is a list of indices already has a
-    fixed order. Other loaders, and those with an iterable-style dataset, have no sampler and are returned unchanged.
+    In the copy, a DistributedSampler keeps its part of the data but does not shuffle. A SequentialSampler over the
+    complete dataset replaces any other sampler, such as a RandomSampler. A sampler that is a list of indices already
+    has a fixed order. Loaders without a sampler, such as those with an iterable-style dataset, are returned unchanged.
 
     Raises:
-        ConfigurationError: a batch sampler without a ``sampler`` determines the order.
+        ConfigurationError: a batch sampler determines the order, and has no attribute ``sampler`` that can be replaced.
     """
     if not (place := drawn_by(loader)):
         return loader
@@ -100,13 +100,14 @@ def with_every_sample(loader: Any) -> Any:
     every: Any = copy.copy(loader.batch_sampler)
     try:
         every.drop_last = False
-    except AttributeError:  # a user's property
+    except AttributeError:  # the batch sampler has a property of this name
         return loader
     return replaced(loader, batch_sampler=every, drop_last=False)
 
 
 def drawn_by(loader: Any) -> str:
-    """Return the attribute that draws the indices of samples: "batch_sampler", or "sampler" for a loader without one.
+    """Return the attribute that draws the indices of samples: "batch_sampler", or "sampler" if there is no batch
+    sampler.
 
     The result is "" for a loader that is no DataLoader, or that has an iterable-style dataset.
     """
@@ -121,8 +122,8 @@ def draws_samples(loader: Any) -> bool:
 
 
 def replaced(loader: L, **attributes: Any) -> L:
-    """Return a copy of ``loader`` without running workers and with changed ``attributes``, including those that a
-    DataLoader protects.
+    """Return a copy of ``loader`` with other values of ``attributes``, even of those that a DataLoader protects from
+    changes, and without running workers.
     """
     copied = copy.copy(loader)
     for name, value in {**attributes, ITERATOR: None}.items():

@@ -1,13 +1,13 @@
-"""Random numbers of samples that depend only on seed, epoch and index: ``Trainer(sample_seeds=True)``.
+"""``Trainer(sample_seeds=True)``: let the random numbers of a sample depend only on the seed, the epoch and its index.
 
 [Note: one seed per sample]
 Before each sample, the generators of ``random``, numpy and torch's CPU are seeded from a hash of the seed, the epoch
 and the sample's index. So it does not matter which worker or rank fetches the sample, or which samples it has fetched
-before. Before ``collate_fn``, they are seeded from the indices of the batch. After the batch they are as before it:
-without workers, the training process draws the same numbers for dropout as with workers.
+before. Before ``collate_fn``, they are seeded from the indices of the batch. After the batch, their states from before
+it are restored, so that a training process without workers draws the same numbers for dropout as one with workers.
 
-The sampler draws in the training process, so it sends the epoch along with the indices. Persistent workers, which have
-an old copy of everything else, learn it in this way.
+The sampler draws in the training process, and sends the epoch along with the indices. Persistent workers would not know
+the epoch otherwise, because their copies of all objects are from an earlier one.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from drivetrain.data.stateful import is_stateful
 
 @dataclass
 class SampleSeeds:
-    """What the random numbers of samples depend on, besides their indices; read when an iterator is created.
+    """The values on which the random numbers of samples depend, besides the indices. They are read when a pass begins.
 
     Attributes:
         seed: the seed of the run.
         epoch: returns the index of the current epoch.
-        passes: the number of passes over the loader that were begun in this epoch. It is above 1 if a CombinedLoader
-            starts a shorter loader again.
+        passes: the number of passes over the loader that have begun in this epoch: more than 1 if a CombinedLoader has
+            started a shorter loader again.
     """
 
     seed: int
@@ -48,7 +48,7 @@ class SampleSeeds:
     passes: int = 1
 
     def key(self) -> tuple[int, ...]:
-        """Return the present values."""
+        """Return the present values of the seed, the epoch and the number of passes."""
         return self.seed, self.epoch(), self.passes
 
 
@@ -66,9 +66,9 @@ def seed_of_program() -> int:
 def seeded(loader: Any, seeds: SampleSeeds) -> Any:
     """Return a copy of ``loader`` whose samples draw the same random numbers in any process.
 
-    A loader whose batches are fetched as a whole draws none, and is returned unchanged. A loader whose indices are
-    unknown is also returned unchanged, with a warning: one that is not a DataLoader, has an iterable-style dataset, or
-    keeps its own position.
+    A loader whose batches are fetched as a whole draws no random numbers for samples, and is returned unchanged. A
+    loader whose indices are unknown is returned unchanged, too, with a warning: one that is not a DataLoader, has an
+    iterable-style dataset, or saves its position itself.
 
     Args:
         loader: any loader.
@@ -85,7 +85,7 @@ def seeded(loader: Any, seeds: SampleSeeds) -> Any:
     if reason_for_samples(loader) is None:
         return loader
     with suppress(ImportError):
-        import numpy  # noqa: F401  # torch's workers import it too; a dataset may import it in its first sample
+        import numpy  # noqa: F401  # numpy's generator must exist before a dataset imports numpy in its first sample
     place = drawn_by(loader)
     samples = _Samples(loader)
     changes = {
@@ -98,7 +98,7 @@ def seeded(loader: Any, seeds: SampleSeeds) -> Any:
 
 
 class _Keyed(SamplerProxy):
-    """A sampler or batch sampler that yields each draw with the pass's seed, epoch and number."""
+    """A sampler or batch sampler that yields each draw together with the seed, the epoch and the number of the pass."""
 
     def __init__(self, sampler: Any, seeds: SampleSeeds) -> None:
         super().__init__(sampler)
@@ -106,12 +106,12 @@ class _Keyed(SamplerProxy):
 
     def __iter__(self) -> Iterator[Any]:
         key = self._seeds.key()
-        return ((key, draw) for draw in iter(self._sampler))  # calls iter() now, as the loader does
+        return ((key, draw) for draw in iter(self._sampler))  # iter() is called now, not at the first draw
 
 
 class _Samples:
-    """Replaces the dataset of a DataLoader whose sampler is a :class:`_Keyed`. It returns each draw itself, and
-    ``collate``, which replaces the loader's ``collate_fn``, fetches the samples.
+    """Replaces the dataset of a DataLoader whose sampler is a :class:`_Keyed`. As a dataset, it returns each draw
+    unchanged. Its method ``collate``, which replaces the loader's ``collate_fn``, fetches the samples.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -125,7 +125,7 @@ class _Samples:
     __getitems__ = __getitem__
 
     def collate(self, draw: tuple[tuple[int, ...], Any]) -> Any:
-        """Return the batch of a draw. Without a batch size, it is a single sample."""
+        """Return the batch of a draw; for a loader without a batch size, the batch is a single sample."""
         key, drawn = draw
         indices = list(drawn) if self._batched else [drawn]
         before = worker_state()
@@ -142,7 +142,7 @@ class _Samples:
 
 
 def _plain(index: Any) -> Any:
-    """Return an index as a plain number if it is one: samplers also yield those of numpy and torch."""
+    """Return an index as a Python number if it is a number: samplers also yield numbers of numpy and torch."""
     try:
         return operator.index(index)
     except TypeError:
@@ -152,8 +152,8 @@ def _plain(index: Any) -> Any:
 def _seed(key: tuple[int, ...], index: Any) -> None:
     """Seed the generators of this process's host from 64 bits of BLAKE2b of the text of ``key`` and ``index``.
 
-    Devices' generators are left alone, so ``torch.manual_seed`` is not used. The CPU's generator uses the lower 32
-    bits, and numpy's gets the upper ones: with equal seeds both would draw the same words.
+    ``torch.manual_seed`` is not called, because it would also seed the generators of devices. The CPU's generator uses
+    the lower 32 bits, and numpy's gets the upper ones, because with equal seeds both would draw the same words.
     """
     text = repr((*key, index)).encode()
     number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

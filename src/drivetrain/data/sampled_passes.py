@@ -1,13 +1,13 @@
-"""Passes over a torch DataLoader with a sampler, by far the most frequent kind.
+"""Iterate a torch DataLoader with a sampler, pass by pass, so that each pass can be resumed exactly in its middle.
 
 [Note: workers]
-Each batch carries the state of its worker's random generators, if that has changed. Torch distributes batches to
-workers in turn, so a pass with W workers is resumed at the start of a round of W batches: every worker begins with its
-state at that point, and the few finished batches of the round are fetched again and discarded.
+With each batch, a worker sends the state of its random generators, if that has changed. Torch distributes batches to
+workers in turn. So a pass with W workers is resumed at the start of a round of W batches: every worker begins with its
+state at that point, and the finished batches of the round are fetched again and discarded.
 
 Persistent workers continue with the same generators in the next pass. If a pass is abandoned, its persistent workers
-have fetched ahead, and their draws for those batches come before the next pass. So these batches are received for the
-workers' states, and discarded. A run that resumes between the two passes lets its workers fetch the same batches.
+have fetched ahead, and their generators have advanced. So the main process receives these batches to learn the workers'
+states, and discards the batches. A run that resumes between the two passes lets its workers fetch the same batches.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ if TYPE_CHECKING:
 class SampledPasses(Passes):
     """A DataLoader over a map-style dataset: finished batches are skipped in its sampler, without fetching them.
 
-    The loader does not change; a copy is iterated that shares its dataset, its samplers and its generator.
+    The loader does not change. This class iterates a copy that shares the dataset, the samplers and the generator.
 
     Args:
         loader: the DataLoader.
-        pins: as for :func:`drivetrain.data.batched.start_pass`.
-        seeds: what the random numbers of samples depend on; ``None``: on the process that fetches them.
+        pins: the argument ``pins`` of :func:`drivetrain.data.batched.start_pass`.
+        seeds: the values on which the random numbers of samples depend; ``None``: they depend on the process that
+            fetches the sample.
     """
 
     def __init__(self, loader: Any, pins: bool = False, seeds: SampleSeeds | None = None) -> None:
@@ -64,11 +65,11 @@ class SampledPasses(Passes):
             self._seeds = _Seeds(source.worker_init_fn)
             changes |= {"collate_fn": _Carrying(source.collate_fn), "worker_init_fn": self._seeds}
         self._source = replaced(source, **changes)
-        # worker -> its states after its last batch but one, and after its last batch
+        # worker -> its random states after its second to last batch and after its last batch
         self._states: dict[int, tuple[Any, Any]] = {}
         self._running: Iterator[Any] | None = None  # the loader's own iterator of this pass
-        self._begun_at = 0.0  # when it was created
-        self._carries_over = False  # whether the next workers start with the states in a checkpoint
+        self._begun_at = 0.0  # the time when the iterator was created
+        self._carries_over = False  # whether the workers of the next pass start with the states in a checkpoint
 
     def close(self) -> None:
         for iterator in (self._running, kept_iterator(self._source)):
@@ -99,7 +100,7 @@ class SampledPasses(Passes):
         if self._sample_seeds is not None:
             self._sample_seeds.passes = self._begun
             if self._persists and kept_iterator(self._source) is not None:
-                # what a loader draws for the seed of new workers, so that all loaders draw equally many numbers
+                # torch draws a seed only for new workers: draw as many numbers as with new ones
                 torch.empty((), dtype=torch.int64).random_(generator=self._source.generator)
         if self._carries_over:
             self._draws.started = self._before
@@ -129,7 +130,7 @@ class SampledPasses(Passes):
     def position(self, states: bool = True) -> Position:
         position = {**super().position(states), "drawing": self._draws.drawing}
         if self._sample_seeds is not None:
-            position["seed"] = self._sample_seeds.seed  # nothing depends on the states of the workers
+            position["seed"] = self._sample_seeds.seed  # samples then do not depend on the workers' states
         elif self._seeds is not None:
             inside = self._given % self._workers  # the workers that have yielded their batch of this round
             position["workers"] = {
@@ -189,7 +190,7 @@ class SampledPasses(Passes):
         self._draws.skip(0, position["drawing"])
         self._draws.started = None
         if self._seeds is not None:
-            self._seeds.states = {}  # the running workers have their copy; later workers start with torch's seeds
+            self._seeds.states = {}  # running workers have a copy of the states; later ones start with torch's seeds
         self._discard(self._prepared, skipped, done)
 
     def _discarded(self, item: Any) -> None:
@@ -201,11 +202,11 @@ class _Draws(SamplerProxy):
     """A sampler that can skip its first draws; otherwise it behaves like the wrapped sampler.
 
     Attributes:
-        drawing: the random state before the first draw of a sample in the pass. It differs from ``started`` because a
-            DataLoader draws its workers' seed in between, unless the workers are persistent.
-        started: the state when the pass was started, if the workers' seed is drawn now but was not drawn originally;
-            that draw is undone.
-        over: running iterations need no further draws.
+        drawing: the random state before the pass draws its first sample. A DataLoader may draw a seed for its workers
+            between the start of the pass and this point.
+        started: the state at the start of the pass, if the DataLoader now draws a seed that the interrupted run did not
+            draw. The sampler restores this state before its first draw.
+        over: whether running iterations must end.
     """
 
     def __init__(self, sampler: Any, generators: list[torch.Generator]) -> None:
@@ -217,11 +218,11 @@ class _Draws(SamplerProxy):
         self.over = False
 
     def skip(self, count: int, drawing: dict[str, Any]) -> None:
-        """Skip the first ``count`` draws of an iteration, of which the first is made in the state ``drawing``."""
+        """Let the next iteration skip its first ``count`` draws, which begin in the random state ``drawing``."""
         self._skip, self.drawing = count, drawing
 
-    def __iter__(self) -> Iterator[Any]:  # a DataLoader with workers calls this twice, and uses the second iterator
-        # created here, as the loader does, because creating it may draw a random number
+    def __iter__(self) -> Iterator[Any]:  # with workers, a DataLoader calls this twice, and uses the second result
+        # the iterator is created now and not in the generator, because creating it may draw a random number
         return self._started(iter(self._sampler))
 
     def slices(self, dataset: Any) -> Iterator[Any] | None:
@@ -255,7 +256,7 @@ class _Draws(SamplerProxy):
 
 
 class _Carried:
-    """A worker's random state after one of its batches; ``None`` if it has not changed."""
+    """A worker's random state after a batch; ``None`` if it is the same as after the worker's previous batch."""
 
     __slots__ = ("state",)  # not a tuple, because memory pinning would traverse its hundreds of numbers
 
@@ -264,7 +265,7 @@ class _Carried:
 
 
 class _Carrying:
-    """A ``collate_fn`` whose batches contain the random state of their worker."""
+    """A ``collate_fn`` that returns each batch together with the random state of the worker."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
@@ -278,15 +279,15 @@ class _Carrying:
         return batch, carried
 
 
-_outlives: list[Any] = []  # a byte in shared memory: whether workers ignore SIGTERM now
+_outlives: list[Any] = []  # a byte in shared memory: if it is not 0, workers ignore SIGTERM
 _fits = [0]  # number of fits that run in this process
 
 
 def workers_outlive_sigterm(outlive: bool) -> None:
-    """Let this process's workers ignore SIGTERM, which they get too if it is sent to the process group.
+    """Let this process's loader workers ignore SIGTERM if ``outlive``, or no longer.
 
-    Their rank also gets SIGTERM, and needs batches until it has saved. Ctrl-C never ends a worker directly; its rank
-    ends it.
+    Workers get a SIGTERM that is sent to the process group. Their rank gets it, too, but needs batches until it has
+    saved. Workers always ignore Ctrl-C, because their rank ends them.
     """
     _fits[0] += 1 if outlive else -1
     for byte in _outlives:
@@ -304,7 +305,7 @@ def _outlive_signals(outlives: Any) -> None:
 
 
 class _Seeds:
-    """A ``worker_init_fn`` that restores a worker's random state, after the user's own ``worker_init_fn``."""
+    """A ``worker_init_fn`` that calls the user's own, and then restores the worker's random state."""
 
     def __init__(self, user: Callable[[int], None] | None) -> None:
         self._user = user

@@ -1,13 +1,14 @@
-"""Split each batch over the processes that share one data set.
+"""Split each batch among the processes that train on one data set.
 
 [Note: one order]
-All ranks draw the *same* order, which rank 0 would draw alone: with its random state, from the user's own sampler. A
-*global batch* is one batch of all ranks together; each rank processes a slice of it. So the sequence of global batches
-depends only on the global batch size, not on the number of ranks. A loader with ``shuffle=False`` keeps its order.
+All ranks draw the *same* order of samples. It is the order that rank 0 would draw if it trained alone: from the user's
+own sampler, with rank 0's random state. A *global batch* is one batch of all ranks together; each rank processes a
+slice of it. So the sequence of global batches depends only on the global batch size, not on the number of ranks. A
+loader with ``shuffle=False`` keeps its order.
 
 [Note: uneven ends]
-All ranks yield the same number of batches. If the last global batch does not divide evenly, the slices differ by at
-most one sample; a rank without a sample repeats its last batch, with weight 0.
+All ranks yield the same number of batches. If the last global batch does not divide evenly, the sizes of the slices
+differ by at most one sample. A rank without a sample repeats its last batch, with the weight 0.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from drivetrain.data.resample import SamplerProxy, drawn_by, replaced
 from drivetrain.errors import ConfigurationError
 
 Agree = Callable[[Any], Any]
-"""Returns rank 0's argument on every rank."""
+"""A function that returns rank 0's argument on every rank."""
 
 
 class Share(NamedTuple):
@@ -39,8 +40,8 @@ class Share(NamedTuple):
 
     Attributes:
         indices: the indices of its samples.
-        factor: the weight of this rank's mean in the mean over ranks, so that the result is the mean over the global
-            batch: 1 if all ranks have equally many samples, 0 for a repeated batch.
+        factor: the factor of this rank's mean loss. With it, the mean over the ranks is the mean over the samples of
+            the global batch. It is 1 if all ranks have equally many samples, and 0 for a repeated batch.
     """
 
     indices: list[Any]
@@ -71,11 +72,12 @@ def share(
             part.
         pads: whether every rank gets equally many samples, by repeating the first samples of the order
             (``drivetrain.parity``).
-        draws: whether this process is rank 0 of the job, whose random state determines the order; ``None``: it is if
-            ``rank`` is 0. If one model uses several processes, several processes get part 0.
+        draws: whether this process is rank 0 of the job, whose random state determines the order; ``None``: whether
+            ``rank`` is 0. If several processes share one model, they get the same part, so ``rank`` may be 0 in
+            several.
 
     Raises:
-        ConfigurationError: the order has no length, so its end is unknown.
+        ConfigurationError: the loader's sampler has no length, or ``splits`` and the loader has no batch size.
     """
     if not (place := drawn_by(loader)):
         return None
@@ -98,7 +100,7 @@ def share(
             f"split_batches splits batches of a known size, and this loader's come from {type(drawn).__name__}. "
             "Give the DataLoader a batch_size, or leave split_batches out."
         )
-    else:  # a user's batch sampler, or the sampler of a loader without batches, which yields single indices
+    else:  # a user's batch sampler, or the sampler of single indices of a loader with batch_size=None
         batches = DealtBatches(drawn, rank, world_size, agree)
     if draws is not None:
         batches.draws = draws
@@ -114,8 +116,8 @@ def samples_in(loader: Any, batches: int) -> int | None:
         batches: the number of batches on this rank.
 
     Returns:
-        The number of complete batches if they come from a user's own batch sampler; ``None`` if the number is unknown:
-        for loaders that are not DataLoaders.
+        The number of samples; for a user's own batch sampler, the number of batches instead; ``None`` (unknown) for
+        loaders that are not DataLoaders.
     """
     if not (place := drawn_by(loader)):
         return None
@@ -132,10 +134,10 @@ def samples_in(loader: Any, batches: int) -> int | None:
 def order_of(loader: Any) -> dict[str, Any] | None:
     """Return a description of the order in which a loader draws its samples, to compare it with another loader's.
 
-    Returns: ``sampler``, the name of its class; ``samples``, the number of samples that it draws, and ``dataset``, the
-    number in the dataset, each ``None`` if unknown; ``options``, the sampler's attributes that determine the order;
-    ``own_batches``, whether a user's batch sampler makes the batches, so that positions count batches. The result is
-    ``None`` unless the loader is a DataLoader over a map-style dataset.
+    Returns: ``sampler``, the name of the sampler's class; ``samples``, the number of samples that it draws, and
+    ``dataset``, the number of samples in the dataset, each ``None`` if unknown; ``options``, the sampler's attributes
+    that determine the order; ``own_batches``, whether a user's batch sampler makes the batches, so that positions count
+    batches. The result is ``None`` unless the loader is a DataLoader over a map-style dataset.
     """
     if not (place := drawn_by(loader)):
         return None
@@ -159,18 +161,18 @@ def order_of(loader: Any) -> dict[str, Any] | None:
 def _groups_samples(loader: Any) -> bool:
     """Whether the batches are torch's groups of ``batch_size`` samples, and not those of a user's batch sampler.
 
-    A subclass of DataLoader, such as torchdata's, may make these groups with a class of its own. Such a loader has a
-    batch size; a loader that was passed a batch sampler has none.
+    A subclass of DataLoader, such as torchdata's, may make these groups with its own subclass of BatchSampler. Such a
+    loader has a batch size, and a loader that was created with a user's batch sampler has none.
     """
     drawn = loader.batch_sampler
     return type(drawn) is BatchSampler or (isinstance(drawn, BatchSampler) and loader.batch_size is not None)
 
 
 class RankBatches(SamplerProxy, ABC):
-    """This rank's batches, as a batch sampler; see the notes above.
+    """A batch sampler that yields this rank's batches; see the notes at the beginning of the file.
 
     Args:
-        order: an iterable with a length of what the ranks divide: samples or complete batches.
+        order: an iterable with a length, whose items the ranks divide: samples or complete batches.
         size: the number of samples or complete batches in a global batch.
         rank, world_size, agree: as for :func:`share`.
     """
@@ -179,20 +181,21 @@ class RankBatches(SamplerProxy, ABC):
         super().__init__(order)
         self._size, self._rank, self.world_size, self._agree = size, rank, world_size, agree
         self.draws = rank == 0
-        """Whether the order comes from this process's random state, which then moves on."""
+        """Whether this process draws the order with its own random state."""
         self.divided_from = 0
-        """How many items of the order an interrupted run has processed in global batches of another size. The first
-        batch of the resumed pass begins there; the items before it count as at least one batch."""
+        """How many items of the order an interrupted run has processed in global batches of another size. The resumed
+        pass begins after these items, which count as at least one batch.
+        """
         self._drop_last = False
 
     @abstractmethod
     def shares(self) -> Iterator[Share]:
-        """Yield one share per global batch."""
+        """Yield this rank's share of each global batch."""
 
     def __len__(self) -> int:
         first, left = self.batches_before(), self._total() - self.divided_from
         if self._drop_last:
-            return first + max(left // self._size, int(first > 0))  # a resumed pass ends with a batch
+            return first + max(left // self._size, int(first > 0))  # a resumed pass has at least one batch
         return first - (-left // self._size)
 
     def _total(self) -> int:
@@ -200,7 +203,7 @@ class RankBatches(SamplerProxy, ABC):
         return len(self._sampler)
 
     def batches_before(self) -> int:
-        """Return how many batches the part of the order before :attr:`divided_from` counts as."""
+        """Return as how many batches the items before :attr:`divided_from` count."""
         return max(self.divided_from // self._size, 1) if self.divided_from else 0
 
     def items_in(self, batches: int) -> int:
@@ -210,7 +213,7 @@ class RankBatches(SamplerProxy, ABC):
         return min(there, self._total())
 
     def _bounds(self) -> Iterator[tuple[int, int]]:
-        """Yield for each global batch where it begins and ends in the order."""
+        """Yield, for each global batch, the positions in the order at which it begins and ends."""
         first, total, start = self.batches_before(), self._total(), 0
         for number in range(1, len(self) + 1):
             stop = number * self._size if number < first else self.divided_from + (number - first) * self._size
@@ -235,9 +238,7 @@ class RankBatches(SamplerProxy, ABC):
         return (share.indices for share in self.shares())
 
     def _order(self) -> Iterator[Any] | Order:
-        """Return the order that rank 0 draws: a range or a tensor of indices if the caller can slice it, otherwise an
-        iterator.
-        """
+        """Return the order that rank 0 draws: a range or a tensor of indices if possible, otherwise an iterator."""
         if type(self._sampler) is SequentialSampler:
             return range(len(self._sampler))
         if isinstance(self._sampler, (list, tuple, range)):
@@ -247,8 +248,8 @@ class RankBatches(SamplerProxy, ABC):
         if self.draws:
             return self._drawn()
         own = rng_state()
-        # A rank that is not rank 0 but has part 0 of the data draws what rank 0 draws if both were seeded alike, so
-        # that their random states stay equal, for example to seed workers.
+        # Another rank than rank 0 may have part 0 of the data, too. If its random state was equal to rank 0's, it keeps
+        # the state after the draw, so that both stay equal, for example when they seed workers.
         in_step = self._rank == 0 and _alike(own, state)
         set_rng_state(state)
         set_generator_states(generators, drawing)
@@ -263,24 +264,24 @@ class RankBatches(SamplerProxy, ABC):
             return drawn_order(self._sampler)
         order = without_restart(iter(self._sampler))
         if type(self._sampler) is RandomSampler:
-            # the first index draws the seed; the others come from the sampler's own generator
+            # the first index is drawn now, because it draws the seed of the sampler's own generator
             first = list(itertools.islice(order, 1))
             return itertools.chain(first, order)
-        return iter(list(order))  # the sampler may draw at any time, so it is exhausted now, in rank 0's random state
+        return iter(list(order))  # exhausted now, in rank 0's random state, because the sampler may draw at any time
 
 
 def _alike(state: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether two states of the host's generators yield the same numbers."""
+    """Return whether two states of the host's generators lead to the same random numbers."""
     same = torch.equal(state["torch"], other["torch"])
     return same and all(state.get(name) == other.get(name) for name in ("python", "numpy"))
 
 
 class SlicedBatches(RankBatches):
-    """Slices of global batches, from a sampler of single samples.
+    """This rank's slices of global batches, which consist of samples from a sampler.
 
     Args:
         order: a sampler of single samples, with a length.
-        size: samples in a global batch.
+        size: the number of samples in a global batch.
         drop_last: whether to leave out a smaller last global batch.
         rank, world_size, agree, pads: as for :func:`share`.
     """
@@ -325,7 +326,8 @@ class DealtBatches(RankBatches):
     """Complete batches of a user's batch sampler, distributed to the ranks in turn.
 
     Args:
-        order: an iterable with a length of lists of indices, or of single indices for a loader without batches.
+        order: an iterable with a length. Its items are lists of indices, or single indices for a loader with
+            ``batch_size=None``.
         rank, world_size, agree: as for :func:`share`.
     """
 
@@ -346,7 +348,7 @@ def _iterated(order: Iterator[Any] | Order) -> Iterator[Any]:
 
 
 def slice_of(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the start and end of the part of ``rank`` when ``count`` items are divided as evenly as possible."""
+    """Return the start and end of the part of ``rank`` if ``count`` items are divided as evenly as possible."""
     each, more = divmod(count, world_size)
     begin = rank * each + min(rank, more)
     return begin, begin + each + (rank < more)

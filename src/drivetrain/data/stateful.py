@@ -1,4 +1,4 @@
-"""Resume loaders with their own ``state_dict``."""
+"""Resume passes over loaders that save their position themselves, with ``state_dict`` and ``load_state_dict``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ def is_stateful(loader: Any) -> bool:
 
 
 def samples_of_all_ranks(position: Any) -> int | None:
-    """Return how many samples of the epoch all ranks together have had, if the loader's own state counts them.
+    """Return how many samples of the epoch all ranks together have got, if the loader's state counts them; else
+    ``None``.
 
-    That is the entry ``sample_in_epoch`` of the state, or of its entry ``dataset``. A loader with such a state shares
-    out the rest of the epoch among any number of ranks.
+    The count is the entry ``sample_in_epoch`` of the state, or of the state's entry ``dataset``. A loader with such a
+    state can divide the rest of the epoch among any number of ranks.
 
     Args:
-        position: the position of a pass; ``None`` is returned for one without a loader's state.
+        position: the position of a pass.
     """
     state = position.get("loader") if isinstance(position, Mapping) else None
     for part in (state, state.get("dataset")) if isinstance(state, Mapping) else ():
@@ -38,12 +39,12 @@ def rest_of_pass(loader: Any, state: Any, whole: bool) -> Iterator[Any]:
     Args:
         loader: a stateful loader.
         state: a result of its ``state_dict``.
-        whole: all batches of the pass were yielded, whether or not the loader was exhausted afterwards.
+        whole: whether all batches of the pass were yielded; the loader may or may not have been exhausted afterwards.
     """
     loader.load_state_dict(copy.deepcopy(state))
     rest: Iterator[Any] = iter(loader)
     if whole and next(rest, _END) is not _END:
-        # The loader's state after the last batch may already belong to its next pass, which must not lose a batch.
+        # The state after the last batch belongs to the loader's next pass, which must not lose its first batch.
         loader.load_state_dict(copy.deepcopy(state))
         return iter(())
     return rest
@@ -58,8 +59,8 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
         begun: whether a pass had yielded a batch or had ended.
         whole: as in :func:`rest_of_pass`.
 
-    Returns: The remaining batches of a pass that a limit or the user ended early; pass them to :func:`leave` before the
-    next pass.
+    Returns: The remaining batches of a pass that a limit or the user ended early, which must be passed to :func:`leave`
+    before the next pass; else ``None``.
     """
     if not begun or hasattr(loader, "__next__"):  # an object that is its own iterator continues at its position
         loader.load_state_dict(copy.deepcopy(state))
@@ -69,10 +70,10 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
 
 
 def leave(rest: Iterator[Any]) -> None:
-    """Abandon ``rest``, but start it first: otherwise the loader's next pass would yield the rest again.
+    """Abandon ``rest``, but first make sure that it has begun.
 
-    The body of a generator function only runs when its first batch is requested, so the loaded state has not been used
-    yet.
+    The body of a generator function only runs when its first batch is requested. Before that, the loader has not used
+    the state that was loaded, and its next pass would yield the rest of the old one.
     """
     if isinstance(rest, GeneratorType) and inspect.getgeneratorstate(rest) == inspect.GEN_CREATED:
         next(rest, None)

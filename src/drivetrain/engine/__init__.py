@@ -1,4 +1,4 @@
-"""The Engine: runs models with a plan's precision, devices and strategy, for the Trainer and for your own loops."""
+"""The Engine runs models with a plan's precision, devices and strategy, for the Trainer and for your own loops."""
 
 from drivetrain.base.lazy import public
 

@@ -1,4 +1,4 @@
-"""The arguments of an Engine that ``drivetrain run`` has exported to its program."""
+"""Read the arguments of an Engine that ``drivetrain run`` has exported to the program that it starts."""
 
 from __future__ import annotations
 

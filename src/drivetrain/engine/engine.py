@@ -77,18 +77,18 @@ class Engine(StateFiles):
             engine.clip_gradients(model, optimizer, max_norm=1.0)
             optimizer.step()
 
-    A subclass may define the complete program in a method ``run``; calling it launches first. Values for omitted
+    A subclass may define the complete program in a method ``run``, whose call first launches. Values for omitted
     arguments accelerator, strategy, devices, num_nodes and precision may come from the command line: ``drivetrain run
-    --devices=2 train.py``. For ``check_collectives``, a run begins with :meth:`launch`.
+    --devices=2 train.py``. ``check_collectives`` counts the collectives of a run from :meth:`launch` on.
 
     Args:
         plugins: as for the Trainer, except LayerSync.
         callbacks: objects whose methods :meth:`call` calls.
         loggers: the destinations of :meth:`log`; a logger given by name writes below the working directory.
-        plan: a resolved plan; the arguments that it decides are then ignored.
+        plan: a resolved plan. It replaces the arguments from accelerator to plugins, which are then ignored.
 
     Raises:
-        ConfigurationError: an argument is wrong, contradicts another, or contradicts the command line.
+        ConfigurationError: an argument is wrong, or contradicts another argument or the command line.
         NotSupportedError: this version does not support a valid argument.
     """
 
@@ -116,7 +116,7 @@ class Engine(StateFiles):
             chosen = command_line.from_command_line(
                 accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
             )
-            given: Any = plugins  # a Trainer accepts one more type of plugin
+            given: Any = plugins  # typed as Any, because Settings also allows the plugins of a Trainer
             plan = for_engine(resolve(Settings(plugins=given, check_collectives=check_collectives, **chosen)))
             if plan.layer_sync is not None:
                 raise ConfigurationError(
@@ -155,7 +155,7 @@ class Engine(StateFiles):
 
     @property
     def rng(self) -> Generators:
-        """The random generators of every process; save and load it with a model to resume exactly."""
+        """The random generators of all processes, as an object to save and load with a model to resume exactly."""
         return Generators(lambda obj: self.strategy.world.gather_objects(obj), self.global_rank)
 
     @property
@@ -169,7 +169,7 @@ class Engine(StateFiles):
 
     # ---- set up --------------------------------------------------------------------------------------------------
 
-    # The types are the wrapped ones, so that a checker accepts: model, optimizer = engine.setup(model, optimizer)
+    # Wrappers have the arguments' types, so that a checker accepts: model, optimizer = engine.setup(model, optimizer)
     @overload
     def setup(self, module: M, *, scheduler: None = None, move_to_device: bool = ...) -> M: ...
     @overload
@@ -194,10 +194,10 @@ class Engine(StateFiles):
         """Move ``module`` to the device, convert it to this precision, wrap it, and adapt ``optimizers``.
 
         Args:
-            module: the model; its parameters are moved in place. A module that ``torch.compile`` returned is compiled
-                in place, so that its names are the original's.
-            optimizers: created from its parameters.
-            scheduler: created from an optimizer; returned unchanged if the strategy does not step it.
+            module: the model; its parameters are moved in place. For a result of ``torch.compile``, the original module
+                is compiled in place, so that parameters keep its names.
+            optimizers: optimizers of the module's parameters.
+            scheduler: a scheduler of one of the optimizers; returned unchanged if the strategy does not step it.
             move_to_device: False leaves the module on its device.
             _reapply_compile: ignored; some programs pass it.
 
@@ -221,7 +221,7 @@ class Engine(StateFiles):
         if callable(attach := getattr(module, "attach_engine", None)):
             attach(self, handles)
             if not any(each is module for each in self.callbacks):
-                self.callbacks.append(module)  # the module's hooks are called too
+                self.callbacks.append(module)  # so that call() also calls the module's hooks
         for callback in self.callbacks:
             if callable(hook := getattr(callback, "on_after_setup", None)):
                 hook(**taken(hook, {"engine": self, "fabric": self, "module": model}))
@@ -229,7 +229,7 @@ class Engine(StateFiles):
         return parts if len(parts) > 1 else model
 
     def _compare(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        """Compare the arguments with those of the other ranks; a difference raises an error on all ranks."""
+        """Compare the arguments of all ranks; if they differ, raise an error on all ranks."""
         job = {"the method called": "Engine.setup", **agreement.of_program(self.strategy)}
         job["num_nodes"] = str(self.plan.num_nodes)
         model = {**agreement.of_module(module), **agreement.of_optimizers(optimizers)}
@@ -238,7 +238,7 @@ class Engine(StateFiles):
     def setup_module(
         self, module: nn.Module, move_to_device: bool = True, _reapply_compile: bool = True
     ) -> EngineModule:
-        """Do :meth:`setup` for a module alone, so that optimizers can be created from its final parameters."""
+        """Set up a module without optimizers, so that these can be created from the module's final parameters."""
         return cast("EngineModule", self.setup(module, move_to_device=move_to_device))
 
     def setup_optimizers(self, *optimizers: Optimizer) -> Any:
@@ -269,10 +269,11 @@ class Engine(StateFiles):
 
         Args:
             loaders: DataLoaders or other re-iterable objects.
-            use_distributed_sampler: give each process its own part of the data, all of the same size: if the data does
-                not divide evenly, the first samples of an epoch are repeated. No effect with one process.
+            use_distributed_sampler: whether each process gets its own part of the data. All parts have the same size:
+                if the data does not divide evenly, the first samples of an epoch are repeated. No effect with one
+                process.
             move_to_device: False leaves batches on their device.
-            sample_seeds: as for the Trainer; an epoch is a pass over the loader.
+            sample_seeds: the Trainer's argument; each pass over the loader counts as an epoch.
 
         Returns: the wrapped loader, or a tuple of the wrapped loaders.
         """
@@ -332,15 +333,13 @@ class Engine(StateFiles):
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
-        """Return a new forward context; ``None`` if the precision needs none, or if a Trainer's steps enter it."""
+        """Return a new context for a forward pass; ``None`` if it needs none, or if a Trainer's steps enter it."""
         if self.strategy.lightning_module is not None and familiar.enters_step_contexts(self.strategy):
             return None
         return self.precision.forward_context()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the forward context for a ``with`` statement, for operations outside wrapped modules, such as a
-        loss.
-        """
+        """Return the context of a forward pass, for operations outside wrapped modules, such as a loss."""
         return self.precision.forward_context() or nullcontext()
 
     calls_through_forward: bool = reads(
@@ -349,11 +348,11 @@ class Engine(StateFiles):
     )
 
     def input_conversion(self) -> Callable[[Any], Any] | None:
-        """Converts a batch's numbers to this precision; ``None`` if they are not converted."""
+        """Return a function that converts a batch's numbers to this precision; ``None`` if they are not converted."""
         return self.precision.convert_input if overrides(self.precision, "convert_input", Precision) else None
 
     def output_conversion(self) -> Callable[[Any], Any] | None:
-        """A user precision's conversion of a module's results; ``None`` if it has none."""
+        """Return the function with which a user's precision converts a module's results; ``None`` if it has none."""
         precision = self.precision
         return precision.convert_output if defined_by_user(precision, "convert_output") else None
 
@@ -362,7 +361,7 @@ class Engine(StateFiles):
         return move(obj, self.device) if self._verbs.batch_to_device is None else self._verbs.to_device(obj)
 
     def backward(self, tensor: Tensor, *args: Any, model: nn.Module | None = None, **kwargs: Any) -> None:
-        """Compute the gradients of ``tensor``, scaled if the precision scales.
+        """Compute the gradients of ``tensor``; if the precision scales losses, they are scaled.
 
         Args:
             tensor: the loss.
@@ -391,9 +390,9 @@ class Engine(StateFiles):
             optimizer: the optimizer; only gradients of its parameters are clipped.
             clip_val: the largest absolute value of an element.
             max_norm: the largest norm of all gradients together; 0 or negative: nothing is clipped.
-            norm_type: which norm; ``inf`` is the largest element.
-            error_if_nonfinite: raise RuntimeError if the norm is not finite, which synchronises with the device.
-                ``None``: True, except in a precision that scales the loss, where an overflow skips the step instead.
+            norm_type: the order of the norm; ``inf`` is the largest absolute value of an element.
+            error_if_nonfinite: raise RuntimeError if the norm is not finite, which waits for the device. ``None``:
+                True, except in a precision that scales the loss, where an overflow skips the step instead.
 
         Returns:
             The norm before clipping; ``None`` if none was computed.
@@ -407,7 +406,7 @@ class Engine(StateFiles):
         plain, own = unwrapped(optimizer), module
         if isinstance(module, EngineModule):
             own = module._forward_module if self._verbs.takes_prepared else module.module
-        elif self._verbs.takes_prepared:  # a LightningModule passes itself, so use its wrapper
+        elif self._verbs.takes_prepared:  # a LightningModule passes itself, but the strategy needs its wrapper
             own = self._verbs.prepared(module)
         if isinstance(optimizer, nn.Module) and not isinstance(module, EngineModule):
             raise ConfigurationError("Engine.clip_gradients got a module as the optimizer. Write (model, optimizer).")
@@ -421,7 +420,7 @@ class Engine(StateFiles):
         )
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[None]:
-        """Context whose backward passes keep gradients on this process: for all but the last pass of a window.
+        """Context without an exchange of gradients in backward passes: for all but the last batch of an optimizer step.
 
         Args:
             module: a module that :meth:`setup` returned.
@@ -455,9 +454,9 @@ class Engine(StateFiles):
     # ---- callbacks and logging -----------------------------------------------------------------------------------
 
     def call(self, hook_name: str, *args: Any, **kwargs: Any) -> None:
-        """Call this method of every callback that has it, with those ``kwargs`` that it accepts.
+        """Call the method ``hook_name`` of every callback that has it, with those ``kwargs`` that the method accepts.
 
-        A LightningModule is also a callback, once it is set up.
+        A LightningModule that was set up is called, too.
         """
         for callback in self.callbacks:
             if callable(method := getattr(callback, hook_name, None)):
@@ -468,7 +467,7 @@ class Engine(StateFiles):
         self.log_dict({name: value}, step)
 
     def log_dict(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log numbers with every logger, at ``step``. Tensors are read from the device immediately, all together."""
+        """Log numbers with every logger, at ``step``. Tensors are read from the device immediately, all in one copy."""
         if self.loggers and self.is_global_zero:
             numbers, _ = read_together(loggable(metrics), self.accelerator.supports_float64)
             for logger in self.loggers:
@@ -476,7 +475,7 @@ class Engine(StateFiles):
 
     @staticmethod
     def seed_everything(seed: int | None = None, workers: bool | None = None, verbose: bool = True) -> int:
-        """Call :func:`drivetrain.seed_everything`; ``workers=None`` seeds workers, ``verbose`` logs at INFO."""
+        """Call :func:`drivetrain.seed_everything`; ``workers=None`` means True, ``verbose`` logs the seed at INFO."""
         chosen = seed_everything(seed, workers is None or workers)
         if verbose and rank_from_environ() == 0:
             log.info("Seed set to %d", chosen)
@@ -485,7 +484,7 @@ class Engine(StateFiles):
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
-        """Move all modules and optimizers that were set up to the host and free the device."""
+        """Move the modules and optimizers that were set up to the host, and free the device."""
         for module, _ in self._verbs.modules:
             before = dict(module.named_parameters())
             follow(self.strategy.optimizers, before, place(module, HOST))

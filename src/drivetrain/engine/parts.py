@@ -1,4 +1,4 @@
-"""The parts of an Engine, created from its plan; the user's own parts are checked."""
+"""Create the parts of an Engine from its plan, and check the user's own parts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ with on_first_use:
 
 
 def for_engine(plan: Plan) -> Plan:
-    """Return ``plan`` with the class that an Engine builds for a strategy that was given by name."""
+    """Return ``plan``; if the strategy was given by name, with the class that an Engine creates for that name."""
     given = plan.strategy
     if isinstance(given, Strategy) or given.cls.facts.engine_class is None:
         return plan
@@ -40,14 +40,14 @@ def for_engine(plan: Plan) -> Plan:
 
 
 def listed(given: Any) -> list[Any]:
-    """Return callbacks or loggers as a list."""
+    """Return one or more callbacks, loggers or plugins as a list."""
     if given is None or given is False:
         return []
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
 def logger_of(given: Any) -> Any:
-    """Return a logger, which may be given by name; check a user's logger."""
+    """Return ``given`` as a logger, by its name if it is a text, and check it."""
     logger = load("drivetrain.loggers.logger:logger_named")(given, os.getcwd()) if isinstance(given, str) else given
     if isinstance(logger, type) or not callable(getattr(logger, "log_metrics", None)):
         raise ConfigurationError(
@@ -58,14 +58,14 @@ def logger_of(given: Any) -> Any:
 
 
 class NoLoggerError(ConfigurationError, IndexError):
-    """An Engine has no logger; also the IndexError of an empty list."""
+    """An Engine has no logger. The error is also an IndexError, as from an empty list of loggers."""
 
 
 def first_logger(loggers: list[Logger]) -> Logger:
     """Return the first logger.
 
     Raises:
-        NoLoggerError: there is none.
+        NoLoggerError: there is no logger.
     """
     if not loggers:
         raise NoLoggerError("This Engine has no logger. Write Engine(loggers=[CSVLogger(...)]).")
@@ -92,7 +92,7 @@ def loggable(metrics: Mapping[str, Any]) -> Collection[Any]:
 
 
 def check_parts(plan: Plan) -> None:
-    """Check the user's parts in a plan, before anything is changed.
+    """Check the user's parts in a plan; called before the Engine changes any part.
 
     Raises:
         ConfigurationError: a part overrides a method that would never be called.
@@ -109,7 +109,7 @@ def check_parts(plan: Plan) -> None:
 
 
 def check_pair(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
-    """Warn if an optimizer that is set up with ``module`` has none of its parameters, but another model's."""
+    """Warn if an optimizer that is set up with ``module`` has none of the module's parameters."""
     own = {id(parameter) for parameter in module.parameters()}
     for optimizer in optimizers:
         if own.isdisjoint(id(each) for group in optimizer.param_groups for each in group["params"]):
@@ -121,7 +121,7 @@ def check_pair(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
 
 
 def verbs_of(strategy: Strategy) -> verbs.Verbs:
-    """Return the object that calls the strategy's methods."""
+    """Return the object through which an Engine calls the strategy's methods."""
     return (strategy.facts.engine_verbs or verbs.Verbs)(strategy)
 
 
@@ -136,7 +136,7 @@ def strategy_of(plan: Plan) -> Strategy:
 
 
 def bind_device(plan: Plan) -> None:
-    """Pass the plan's device to its accelerator and precision, and record how tensors may be copied to its type."""
+    """Pass the plan's device to its accelerator and precision, and record whether copies to it must block."""
     accelerator = plan.accelerator
     accelerator.first_device = plan.devices[0]
     plan.precision.device_type = accelerator.autocast_device_type

@@ -1,4 +1,4 @@
-"""The processes of a job: their ranks, how they are started, collectives, and exceptions that no code catches."""
+"""The part of an Engine that starts the processes of a job, communicates, and reports uncaught exceptions."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Ranks(RankFacts):
         plan: contains the number of processes and the launcher.
         strategy: provides the ranks and the collectives.
         launcher: starts the processes, if no other launcher has.
-        stall_timeout_s: with several processes: after how many seconds in a collective a report names the missing
-            processes; ``None``: no report. Set it before :meth:`launch`.
+        stall_timeout_s: the number of seconds in a collective after which a report names the missing processes;
+            ``None``: no report. Set this before :meth:`launch`. No effect with one process.
     """
 
     plan: Plan
@@ -74,14 +74,14 @@ class Ranks(RankFacts):
     # ---- start ---------------------------------------------------------------------------------------------------
 
     def launch(self, function: Callable[..., R] | None = None, *args: Any, **kwargs: Any) -> R | None:
-        """Start the processes that this engine needs, and make the device current in each.
+        """Start the processes that this engine needs, and make the engine's device the current one in each process.
 
         Args:
             function: the function to run in each process, called with this engine and ``args``; ``None``: the program
                 continues, which is possible only with one process, or if a launcher has started all of them.
 
         Returns:
-            The result of ``function``; if processes were started here, a copy of rank 0's result.
+            The result of ``function``; if this call has started processes, a copy of rank 0's result.
 
         Raises:
             ConfigurationError: ``function`` is missing, or does not accept the engine.
@@ -102,15 +102,15 @@ class Ranks(RankFacts):
                 "they need something to run. Write def main(engine): ..., and engine.launch(main)."
             )
         self._begin()
-        self._start_checks()  # a run begins, possibly not the first
+        self._start_checks()  # this may be a further run of the program
         return None
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The program, to be overridden by a subclass; calling it starts the processes first."""
+        """The program, which a subclass defines. A call of ``run`` first starts the processes."""
         raise NotImplementedError(f"{type(self).__name__} has no method run. Define one, or use Engine.launch(main).")
 
     def start(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-        """Call ``function`` in every process of the job; in this process only if it is a rank."""
+        """Call ``function`` in every process of the job. This process calls it only if it is one of the ranks."""
         if self.launcher.is_external:
             return function(*args, **kwargs)
         try:
@@ -157,7 +157,7 @@ class Ranks(RankFacts):
             data: a tensor, a number, or a tree of them; a number becomes a tensor on the device. Other leaves are
                 returned unchanged.
             group: the participating processes; ``None``: all.
-            sync_grads: let gradients flow back to the source rank of each slice.
+            sync_grads: whether a backward pass sends the gradient of each slice to the rank from which it came.
         """
         return gathered(self.strategy, data, group, sync_grads)
 
@@ -175,7 +175,7 @@ class Ranks(RankFacts):
         Raises:
             UnknownNameError: the operation is unknown.
         """
-        operation_of(reduce_op)  # the name is checked even if ``data`` contains nothing to reduce
+        operation_of(reduce_op)  # checks the name, even if ``data`` contains nothing to reduce
         strategy = self.strategy
 
         def reduced(leaf: Any) -> Any:
@@ -186,10 +186,10 @@ class Ranks(RankFacts):
 
     @contextmanager
     def rank_zero_first(self, local: bool = False) -> Iterator[None]:
-        """Context that rank 0 runs before the other ranks enter it.
+        """Context whose body rank 0 runs before the other ranks.
 
         Args:
-            local: local rank 0 of each machine first, for files that the machines do not share.
+            local: whether local rank 0 of each machine runs first, for files that the machines do not share.
         """
         first = (self.local_rank if local else self.global_rank) == 0
         if not first:
@@ -213,7 +213,7 @@ def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any
 
 
 def _as_rank(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
-    """Run ``function`` in a started process, with the engine that was sent to it."""
+    """Run ``function`` in a process that a launcher has started, with the engine that was sent to the process."""
     engine.launcher = external.ExternalLauncher()  # this process was started, so it starts no others
     engine.strategy.set_ranks(engine.plan.environment, engine.plan.num_nodes)
     result = function(*args, **kwargs)
@@ -231,9 +231,7 @@ def _begun(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwa
 
 
 def _launching(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a subclass's ``run``: a call starts the processes with :meth:`Ranks.launch`, except inside a launched
-    process.
-    """
+    """Wrap a subclass's ``run``, so that a call starts the processes, unless they have already been started."""
 
     @functools.wraps(run)
     def launched(self: Ranks, *args: Any, **kwargs: Any) -> Any:
@@ -246,9 +244,9 @@ def _launching(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _report_uncaught() -> None:
-    """Report the exception that ends this process, from this call on: to the other ranks, and to the job's report.
+    """From now on, report an exception that ends this process to the other ranks and in the job's report.
 
-    The Trainer does the same for its runs (trainer/shown.py). It adds nothing to a step.
+    The Trainer does the same for its runs (trainer/shown.py). The report takes no time in a step.
     """
     if (sheet := board.own_sheet()) is not None:
         sheet.words[board.ENGINE] = 1
@@ -260,7 +258,7 @@ def _report_uncaught() -> None:
 
 @contextmanager
 def _reporting() -> Iterator[None]:
-    """Context around a function that every rank runs; it reports an exception of that function."""
+    """Context around a function that every rank runs, which reports an exception of the function."""
     waiting.begin_run()
     if (sheet := board.own_sheet()) is not None:
         sheet.forget_failure()

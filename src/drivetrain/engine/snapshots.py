@@ -39,7 +39,8 @@ class States(Protocol):
     """How a strategy saves and loads the states of modules and optimizers.
 
     Attributes:
-        loads_modules, loads_optimizers: whether it overrides loading, and so decides itself which states fit.
+        loads_modules, loads_optimizers: whether the strategy overrides how these states are loaded, so that it decides
+            itself which states fit.
     """
 
     @property
@@ -63,7 +64,7 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
 
     Raises:
         CheckpointError: an entry cannot be stored as plain data.
-        ConfigurationError: ``state`` is not a dictionary, a filter has no entry, or its entry is not a dictionary.
+        ConfigurationError: ``state`` is not a dictionary, or a filter's name has no entry in it that is a dictionary.
     """
     if not isinstance(state, Mapping):
         raise WrongTypeError(
@@ -100,7 +101,7 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
 def into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) -> dict[str, Any]:
     """Load ``checkpoint`` into the objects of ``state``; return its remaining entries.
 
-    All states are checked first, so that a failure changes nothing.
+    All states are checked before the first is loaded, so that a failure changes nothing.
 
     Raises:
         CheckpointError: a state does not fit.
@@ -158,10 +159,11 @@ def _restore(
     path: str,
     states: States,
 ) -> None:
-    """Load each object's state; if loading fails for one object, restore the states of the objects before it.
+    """Load each object's state. If this fails for an object, restore the objects that were loaded before it.
 
-    Modules and optimizers, which were already checked, come late and are not copied. A precision is loaded before them,
-    because only the precision can detect that its state is damaged, and again after them, as in a Trainer.
+    Modules and optimizers are loaded last, and their old states are not copied, because their new states were already
+    checked. A precision is loaded before them, because only its own code can detect that its state is damaged, and once
+    more after them, as in a Trainer.
     """
     late = (Precision, Optimizer, nn.Module)
     names = sorted(pairs, key=lambda name: [isinstance(pairs[name][0], kind) for kind in reversed(late)])

@@ -27,19 +27,20 @@ class StateFiles(Ranks):
         state: Mapping[str, Any],
         filter: Mapping[str, Callable[[str, Any], bool]] | None = None,
     ) -> None:
-        """Write ``state`` to ``path``, atomically and durably; every process must call it.
+        """Write ``state`` to ``path``, atomically and durably; every process must call this.
 
-        With a CheckpointIO that writes in the background, :meth:`load` and :meth:`teardown` wait until the file is
-        durable.
+        A CheckpointIO may write in the background. Then :meth:`load` and :meth:`teardown` wait until the file is
+        completely written.
 
         Args:
             path: the file.
             state: a dictionary with modules, optimizers, other objects with ``state_dict``, and plain data.
-            filter: for each name, a function ``(key, value) -> keep`` for the entries of that state dict.
+            filter: for a name in ``state``, a function ``(key, value) -> bool`` that tells which entries of its state
+                dict to keep.
 
         Raises:
             CheckpointError: the file could not be written, or an entry is not plain data; nothing on disk was changed.
-            ConfigurationError: ``filter`` has a name that is not in ``state``, or whose entry is not a dictionary.
+            ConfigurationError: ``filter`` has a name that is not in ``state``, or whose state is not a dictionary.
         """
         self._verbs.save(path, state, filter or {})
         self.barrier("Engine.save")
@@ -52,18 +53,18 @@ class StateFiles(Ranks):
         *,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read a file that :meth:`save` wrote, into the objects of ``state``.
+        """Read a file that :meth:`save` has written, and restore the objects in ``state`` from it.
 
         Args:
             path: the file.
             state: modules, optimizers and other stateful objects, which are restored in place; any other entry is
                 replaced by the value in the file. ``None``: nothing is restored.
-            strict: the file must contain every name of ``state``, and every parameter of its modules.
-            weights_only: ``None`` or True: only plain data is read. False: everything is unpickled, which can run
-                code; use it only for files that you trust.
+            strict: whether the file must contain every name of ``state``, and every parameter of its modules.
+            weights_only: ``None`` or True reads only plain data. False unpickles everything in the file, which can run
+                any code: use it only for files that you trust.
 
         Returns:
-            The remaining entries of the file.
+            The entries of the file that are not in ``state``.
 
         Raises:
             CheckpointError: the file does not exist, is damaged, or does not fit; nothing was restored.
@@ -79,12 +80,12 @@ class StateFiles(Ranks):
         *,
         weights_only: bool | None = None,
     ) -> None:
-        """Read a plain state dict, as ``torch.save(model.state_dict(), path)`` writes it, into ``obj``.
+        """Load a plain state dict, as ``torch.save(model.state_dict(), path)`` writes it, into ``obj``.
 
         Args:
             path: the file.
             obj: a module or an optimizer.
-            strict: the file must contain every parameter of the module.
+            strict: whether the file must contain every parameter of the module.
             weights_only: as in :meth:`load`.
         """
         self._wait_for(path)

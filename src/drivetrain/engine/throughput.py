@@ -1,4 +1,4 @@
-"""Throughput: samples, batches and operations per second, and the share of the device's peak."""
+"""Compute the throughput of a loop: samples, batches and operations per second, and the share of the device's peak."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class Throughput:
-    """Rates over the last updates.
+    """Computes rates, such as samples per second, over the last updates.
 
-    ``compute`` returns ``device/batches_per_sec`` and ``device/samples_per_sec``. With lengths, it also returns
-    ``device/items_per_sec``; with operations, ``device/flops_per_sec`` and ``device/mfu``, the share of
-    ``available_flops``. With several devices, it also returns these rates, except ``mfu``, of all devices together,
-    under the names without ``device/``. It also returns the totals ``time``, ``batches``, ``samples`` and ``lengths``.
+    ``compute`` returns ``device/batches_per_sec`` and ``device/samples_per_sec``. If ``update`` gets lengths, the
+    result also contains ``device/items_per_sec``; with operations, also ``device/flops_per_sec`` and ``device/mfu``,
+    the share of ``available_flops``. With several devices, the names without ``device/`` are the rates of all devices
+    together; there is no such ``mfu``. It also returns the totals ``time``, ``batches``, ``samples`` and ``lengths``.
 
     Args:
         available_flops: the peak of one device in operations per second.
@@ -55,7 +55,8 @@ class Throughput:
         """Add an update.
 
         Args:
-            time: seconds since the start. A device works asynchronously: synchronise before reading the clock.
+            time: seconds since the start. Synchronise the device before you read the clock, because it works
+                asynchronously.
             batches, samples, lengths: totals so far, on this device.
             flops: operations of this device since the last update.
 
@@ -108,7 +109,7 @@ class EngineThroughput(Throughput):
     """Throughput of your own loop, logged by an Engine's loggers.
 
     Args:
-        engine: provides devices, precision and loggers.
+        engine: the Engine, whose devices, precision and loggers are used.
         kwargs: the arguments of :class:`Throughput`, by default derived from the Engine.
     """
 
@@ -121,7 +122,7 @@ class EngineThroughput(Throughput):
         self._step = -1
 
     def compute_and_log(self, step: int | None = None, **kwargs: Any) -> dict[str, int | float]:
-        """Log the result of ``compute``, and return it; ``step=None`` counts the calls from 0."""
+        """Log the result of ``compute``, and return it. With ``step=None``, the step is the number of earlier calls."""
         self._step = self._step + 1 if step is None else step
         found = self.compute(**kwargs)
         self._engine.log_dict(found, step=self._step)
@@ -129,7 +130,7 @@ class EngineThroughput(Throughput):
 
 
 def compute_dtype(precision: Any) -> torch.dtype:
-    """Return the dtype of most operations under ``precision``, a plugin of the run."""
+    """Return the dtype in which most operations run with this ``precision``."""
     name = str(precision.name)
     if name.startswith("bf16") or "transformer-engine" in name:
         return torch.bfloat16

@@ -1,7 +1,7 @@
-"""How an Engine calls its strategy's methods, for modules and optimizers of a user's loop.
+"""Call a strategy's methods for an Engine: for the modules, optimizers, loaders and checkpoints of a user's loop.
 
-A method that is not overridden is not called; the Engine runs its operation directly. Overrides on the class and on the
-instance are used, including one that is set after the set-up.
+If the strategy does not override a method, the Engine runs torch's operation directly. An override may be on the class
+or on the instance, and may be set after the set-up.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from drivetrain.errors import CheckpointError, ConfigurationError, described
 from drivetrain.strategies import familiar, rank_files
 from drivetrain.strategies.strategy import Strategy
 
-_RANK_STATE = "drivetrain_rank_state"  # the strategy's state of a rank, by the names of the modules
+_RANK_STATE = "drivetrain_rank_state"  # the strategy's state of a rank for each module, by name
 _PRECISION = "drivetrain_precision"  # prefix of the entry for the precision's state, followed by the name of its class
 _RANK_FILES = "drivetrain_rank_files"  # the files of the ranks from 1 on
 
@@ -43,13 +43,14 @@ class Verbs:
         strategy: the Engine's strategy.
 
     Attributes:
-        backward: the strategy's method, called with a loss and ``None``; ``None`` if ``loss.backward()`` is enough.
+        backward: the strategy's method, called with a loss and a model or ``None``; ``None`` if ``loss.backward()`` is
+            enough.
         batch_to_device: the strategy's method; ``None`` if it is not overridden.
         modules: each module that was set up, with a weak reference to the strategy's wrapper of it.
     """
 
     takes_prepared = False
-    """Whether the strategy's methods, ``backward`` included, get its prepared modules; otherwise the user's modules."""
+    """Whether the strategy's methods get the modules that the strategy has prepared, or the user's modules."""
 
     backward: Callable[..., Any] | None
     batch_to_device: Callable[..., Any] | None
@@ -59,23 +60,23 @@ class Verbs:
         self.modules: list[tuple[nn.Module, ReferenceType[nn.Module]]] = []
         self._handles: WeakSet[OptimizerHandle] = WeakSet()
         self._steps_through_handle = False
-        # bound weakly: a cycle would keep models and the process group alive until garbage collection
+        # a weak reference, because a cycle would keep models and the process group alive until garbage collection
         bind = WeakMethod(self.bind)
         strategy.driver.rebind = lambda: None if (again := bind()) is None else again()
         self.bind()
 
     def __reduce__(self) -> Any:
-        return type(self), (self.strategy,)  # a started process sets up its own modules
+        return type(self), (self.strategy,)  # another process sets up its own modules
 
     def __deepcopy__(self, memo: Any) -> Verbs:
-        return self  # a copied loader moves batches as the original does
+        return self  # the copy of a loader moves batches by the same object
 
     def overridden(self, *names: str) -> bool:
         """Return whether the strategy overrides any of these methods."""
         return any(overrides(self.strategy, name, Strategy) for name in names)
 
     def bind(self) -> None:
-        """Look up the methods that a step calls; called again after the strategy gets another method."""
+        """Look up the methods that a step calls; called again when user code replaces a method of the strategy."""
         strategy = self.strategy
         self.backward = None if familiar.differentiates_plainly(strategy) else strategy.backward
         self.batch_to_device = strategy.batch_to_device if self.overridden("batch_to_device") else None
@@ -104,18 +105,19 @@ class Verbs:
         return prepared, list(optimizers), scheduler
 
     def exposed(self, module: nn.Module, prepared: nn.Module) -> nn.Module:
-        """Return the module that the program uses: ``prepared`` if its parameters differ from those of ``module``."""
+        """Return the module that the program sees: ``prepared`` if its parameters differ from those of ``module``."""
         return module if _ids(module.parameters()) == _ids(prepared.parameters()) else prepared
 
     def set_up_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Return the strategy's prepared optimizer, for an optimizer without its module."""
+        """Return the strategy's prepared optimizer, for an optimizer that is set up without its module."""
         return optimizer
 
     def handle(self, optimizer: Optimizer) -> OptimizerHandle:
         """Wrap an optimizer so that its step uses precision and strategy.
 
         Raises:
-            ConfigurationError: the precision scales the loss, and the optimizer evaluates it several times per step.
+            ConfigurationError: the precision scales the loss, and the optimizer evaluates the loss several times per
+                step.
         """
         precision = self.strategy.precision_plugin
         if precision.scales_loss and requires_closure(optimizer):
@@ -126,7 +128,7 @@ class Verbs:
         handle = OptimizerHandle(optimizer)
         handle.bind(self._known_step(optimizer), self._zero_grad(optimizer))
         if precision.scales_loss:
-            refuse = WeakMethod(self._refuse_direct_step)  # weak, as in the constructor, to avoid a cycle
+            refuse = WeakMethod(self._refuse_direct_step)  # a weak reference, as in the constructor
             optimizer.register_step_pre_hook(lambda *given: None if (own := refuse()) is None else own(*given))
         self._handles.add(handle)
         return handle
@@ -140,8 +142,8 @@ class Verbs:
         return lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs)
 
     def _known_step(self, optimizer: Optimizer) -> TakeStep | None:
-        """Return the result of :meth:`_take_step`; if the loss is scaled, with gradients that are unscaled first, and
-        with ``_steps_through_handle`` set while it runs, for :meth:`_refuse_direct_step`.
+        """Return the result of :meth:`_take_step`. If the precision scales the loss, wrap it in a function that
+        unscales the gradients first and sets ``_steps_through_handle``, which :meth:`_refuse_direct_step` checks.
         """
         step, precision = self._take_step(optimizer), self.strategy.precision_plugin
         if step is None or not precision.scales_loss:
@@ -189,7 +191,7 @@ class Verbs:
         return zero_grad
 
     def process(self, loader: Any) -> Any:
-        """Return the loader, or the strategy's replacement."""
+        """Return the loader, or what the strategy replaces it with."""
         return self.strategy.process_dataloader(loader) if self.overridden("process_dataloader") else loader
 
     # ---- one step ------------------------------------------------------------------------------------------------
@@ -238,7 +240,8 @@ class Verbs:
     def save(self, path: str | Path, state: Mapping[str, Any], filters: snapshots.Filters) -> None:
         """Write ``state`` to ``path``, with the strategy's states of its modules and optimizers.
 
-        The precision's state is written too, and each rank writes the strategy's state of this rank.
+        The file also contains the precision's state. If the strategy has states of its own for each rank, each rank
+        writes its state.
         """
         snapshot = snapshots.of(self._with_precision(state), filters, self)
         if not snapshot.get(self._precision_entry, True):  # most precisions have no state
@@ -247,7 +250,7 @@ class Verbs:
         if own := self._rank_states(state) if keeps else {}:
             snapshot[_RANK_STATE] = own
         if keeps and self.strategy.world_size > 1:
-            self.strategy.barrier("Engine.save")  # an error names this barrier if a rank calls something else
+            self.strategy.barrier("Engine.save")  # if a rank calls something else, an error names this barrier
             if any(self.strategy.world.gather_objects(bool(own))):
                 part = {_RANK_STATE: own}
                 rank_files.save(self.strategy, snapshot, part, path, waits=False, listed=_RANK_FILES)
@@ -272,7 +275,7 @@ class Verbs:
         return {name: value for name, value in rest.items() if not str(name).startswith(f"{_PRECISION}.")}
 
     def _with_precision(self, state: Any) -> Any:
-        """Return ``state``, with the precision added if it contains optimizers and not already the precision."""
+        """Return ``state``; add the precision if ``state`` contains optimizers and does not contain the precision."""
         precision = self.strategy.precision_plugin
         values = list(state.values()) if isinstance(state, Mapping) else ()
         if not any(isinstance(each, Optimizer) for each in values) or any(each is precision for each in values):
@@ -292,7 +295,7 @@ class Verbs:
         return states
 
     def _own_part(self, held: Mapping[str, Any], path: str, strict: bool, weights_only: bool | None) -> Any:
-        """Return this rank's saved result of :meth:`_rank_states`; every rank must call it.
+        """Return the result of :meth:`_rank_states` that was saved for this rank; every rank must call this.
 
         Raises:
             CheckpointError: a rank's file is missing or damaged, and ``strict``; raised on every rank.
@@ -326,7 +329,7 @@ class Verbs:
                     self.strategy.load_rank_state(module, expect(decode(own[name], str(name)), Mapping))
 
     def _set_up_of(self, state: Mapping[str, Any]) -> dict[str, nn.Module]:
-        """Return the modules of ``state`` that were set up, by their names in it."""
+        """Return the modules in ``state`` that were set up, by their names in ``state``."""
         named = ((name, snapshots.original(value)) for name, value in state.items() if isinstance(value, nn.Module))
         return {name: module for name, module in named if any(module is known for known, _ in self.modules)}
 
@@ -336,18 +339,18 @@ class Verbs:
         snapshots.into({"object": obj}, held, strict, str(path), self)
 
     def prepared(self, module: nn.Module) -> nn.Module:
-        """Return the strategy's wrapper of a module that was set up; any other module itself."""
+        """Return the strategy's wrapper of a module that was set up; return any other module unchanged."""
         found = next((prepared() for known, prepared in self.modules if known is module), None)
         return module if found is None else found
 
     @property
     def loads_modules(self) -> bool:
-        """Whether the strategy overrides how a module loads its state, and so decides which states fit."""
+        """Whether the strategy overrides how a module loads its state, so that it decides which states fit."""
         return self.overridden("load_module_state", "load_model_state_dict")
 
     @property
     def loads_optimizers(self) -> bool:
-        """Whether the strategy overrides how an optimizer loads its state, and so decides which states fit."""
+        """Whether the strategy overrides how an optimizer loads its state, so that it decides which states fit."""
         return self.overridden("load_optimizer_states", "load_optimizer_state_dict")
 
     def module_state(self, module: nn.Module) -> dict[str, Any]:
@@ -367,7 +370,7 @@ class Verbs:
         familiar.load_optimizer_state(self.strategy, optimizer, self._module_of(optimizer), state)
 
     def _module_of(self, optimizer: Optimizer) -> nn.Module | None:
-        """Return the module, among those that were set up, with the optimizer's parameters."""
+        """Return the module whose parameters the optimizer has, if that module was set up."""
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         return next((module for module, _ in self.modules if not stepped.isdisjoint(_ids(module.parameters()))), None)
 

@@ -17,16 +17,17 @@ from drivetrain.launchers.board import FOLDER, STALL, Board, Sheet, join_board, 
 from drivetrain.launchers.folder import hold, sweep
 from drivetrain.launchers.launcher import LAUNCHER
 
-_MEETING_S = 30.0  # seconds that local rank 0 has to create the board
+_MEETING_S = 30.0  # local rank 0 must create the board within so many seconds
 
 
 def begin(strategy: Any, starts_elsewhere: bool, stall_timeout_s: float | None) -> None:
-    """Let a process watch a program with an Engine until this process ends.
+    """Let another process watch this program with an Engine, until this process ends.
 
     Args:
         strategy: the Engine's strategy.
         starts_elsewhere: whether a cluster or another program has started the processes.
-        stall_timeout_s: seconds in a collective after which a rank is reported; ``None``: nothing is watched.
+        stall_timeout_s: the number of seconds in a collective after which a rank is reported; ``None``: nothing is
+            watched.
     """
     if not stall_timeout_s or (sheet := join(strategy, starts_elsewhere)) is None:
         return
@@ -39,14 +40,14 @@ def _end(sheet: Sheet) -> None:
 
 
 def be_watched(sheet: Sheet, run_folder: Callable[[], Any], stall_timeout_s: float) -> None:
-    """Let this rank answer the watching process, and send it ``stall_timeout_s``.
+    """Let this rank answer the watching process, and write ``stall_timeout_s`` for it.
 
     Args:
         sheet: this rank's sheet on the board.
         run_folder: returns the folder into which the watching process writes stacks.
-        stall_timeout_s: seconds.
+        stall_timeout_s: the argument of :func:`begin`.
     """
-    with suppress(OSError):  # the folder is gone: the launching process was killed, or a clean-up removed it
+    with suppress(OSError):  # the folder does not exist: the launching process was killed, or a clean-up removed it
         if sheet.local_rank == 0:
             sheet.note_run_folder(str(run_folder()))
         stacks.listen(sheet.folder, sheet.local_rank)
@@ -54,22 +55,23 @@ def be_watched(sheet: Sheet, run_folder: Callable[[], Any], stall_timeout_s: flo
 
 
 def join(strategy: Any, starts_elsewhere: bool) -> Sheet | None:
-    """Return this rank's sheet on the board; if there is no board, local rank 0 creates it and a watching process.
+    """Return this rank's sheet on the board. If there is no board, local rank 0 creates one and starts a watching
+    process.
 
-    ``None`` if a launcher of drivetrain has started the ranks without a board (torch_xla; Ray on other machines than
-    the program's), if the processes have no common store, or if the system does not support it.
+    Return ``None`` if a launcher of drivetrain has started the ranks without a board (torch_xla, or Ray on machines
+    other than the program's), if the processes have no common store, or if the system does not support watching.
     """
     sheet = own_sheet()
     store: Any = strategy.world.store
     if store is None or not starts_elsewhere or LAUNCHER in os.environ or not watcher.can_watch():
         return sheet
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store outlives a restart of the ranks
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store survives a restart of ranks
     key = f"drivetrain/board/{restart}/{strategy.node_rank}"
     with suppress(RuntimeError, OSError, ValueError):  # a failure to watch must not end the run
         if strategy.local_rank == 0:
             try:
                 sheet = sheet or _make(strategy)
-            finally:  # also if this rank has a sheet from an earlier job, which the others may not have
+            finally:  # even if this rank has a sheet from an earlier job, because the others may have none
                 store.set(key, str(sheet.folder) if sheet else "")
         elif sheet is None:
             store.wait([key], timedelta(seconds=_MEETING_S))

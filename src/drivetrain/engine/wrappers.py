@@ -1,7 +1,8 @@
 """The wrappers that :meth:`drivetrain.Engine.setup` returns: of a module, an optimizer and a loader.
 
-Each behaves like the wrapped object: it has the same attributes and methods, the optimizer passes ``isinstance``, and
-state dicts have the original's names. A wrapper adds no work if neither the strategy nor the precision needs it.
+Each wrapper behaves like the wrapped object: it has the same attributes and methods, and its state dict has the same
+names. A wrapped optimizer is an instance of the optimizer's class for ``isinstance``. A wrapper takes no additional
+time if neither the strategy nor the precision needs it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
 class Numbers(Protocol):
-    """The precision's part of a forward pass; an Engine implements it.
+    """What an :class:`EngineModule` needs of the precision and the strategy for a forward pass; an Engine implements
+    this.
 
     Attributes:
         calls_through_forward: whether the strategy works in place, through the module's ``__call__``.
@@ -54,20 +56,22 @@ class Numbers(Protocol):
 
 
 class Mover(Protocol):
-    """How a loader moves batches; with ``None``, it uses torch's default."""
+    """Provides the function with which a loader moves batches; if that is ``None``, the loader moves tensors itself."""
 
     @property
     def batch_to_device(self) -> Callable[..., Any] | None: ...
 
 
 class OptimizerHandle:
-    """An optimizer whose ``step`` and ``zero_grad`` may be replaced; everything else is the optimizer's own.
+    """Wraps an optimizer, whose ``step`` and ``zero_grad`` it may replace; all other attributes are the optimizer's
+    own.
 
-    ``isinstance`` sees the wrapped optimizer's class, and schedulers accept either of the two.
+    For ``isinstance``, the wrapper has the optimizer's class. Schedulers accept the wrapper and the optimizer.
 
     Attributes:
         optimizer: the wrapped optimizer.
-        take_step: ``(optimizer, closure, kwargs)``, called instead of the optimizer's ``step``; ``None``: not replaced.
+        take_step: called with ``(optimizer, closure, kwargs)`` instead of the optimizer's ``step``; ``None``: not
+            replaced.
     """
 
     _OWN = frozenset({"_optimizer", "take_step", "step"})
@@ -79,7 +83,7 @@ class OptimizerHandle:
     def bind(self, take_step: TakeStep | None, zero_grad: Callable[..., None]) -> None:
         """Set the functions behind ``step`` and ``zero_grad``."""
         self.take_step = take_step
-        object.__setattr__(self, "zero_grad", zero_grad)  # called in every step, so stored without __getattr__
+        object.__setattr__(self, "zero_grad", zero_grad)  # stored here: __getattr__ would take time in every step
 
     @property
     def __class__(self) -> type:
@@ -94,8 +98,8 @@ class OptimizerHandle:
     )
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Step; ``closure`` recomputes the loss, and ``kwargs`` are passed to the optimizer. Return the result of the
-        closure.
+        """Step the optimizer; return the result of ``closure``, which recomputes the loss. ``kwargs`` go to the
+        optimizer.
         """
         if self.take_step is None:
             return self._optimizer.step(closure, **kwargs) if closure else self._optimizer.step(**kwargs)
@@ -107,8 +111,8 @@ class OptimizerHandle:
         return getattr(self._optimizer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A scheduler replaces ``step`` by a function that counts and calls the original; the replacement must be set on
-        # this object.
+        # A scheduler replaces ``step`` by a function that counts and calls the original. The replacement must be set on
+        # this object, not on the wrapped optimizer.
         if name in self._OWN:
             object.__setattr__(self, name, value)
         else:
@@ -119,12 +123,12 @@ class OptimizerHandle:
 
 
 def unwrapped(optimizer: Any) -> Optimizer:
-    """Return the optimizer itself, which may be wrapped."""
+    """Return the optimizer inside a wrapper; an optimizer without a wrapper is returned unchanged."""
     return optimizer.optimizer if issubclass(type(optimizer), OptimizerHandle) else optimizer
 
 
 def requires_closure(optimizer: Optimizer) -> bool:
-    """Return whether ``step`` cannot be called without a closure (LBFGS)."""
+    """Return whether the optimizer's ``step`` must be called with a closure, as that of LBFGS."""
     parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
@@ -133,13 +137,13 @@ class EngineModule(nn.Module):
     """A module whose ``forward`` runs in the engine's precision and through the strategy's wrapper.
 
     The wrapper shares its parameters, buffers and children with the original, under the original's names. Attributes
-    are set and read on the original. If the precision is not the default, floating-point results are converted to
+    are set and read on the original. If the precision changes the forward pass, floating-point results are converted to
     torch's default dtype, so that a loss is not computed in 16 bits.
 
     Args:
         forward_module: the strategy's wrapper of the module, or the module itself.
-        original: the module.
-        numbers: the precision's part.
+        original: the user's module.
+        numbers: the Engine.
     """
 
     def __init__(self, forward_module: nn.Module, original: nn.Module, numbers: Numbers) -> None:
@@ -156,19 +160,19 @@ class EngineModule(nn.Module):
         if not own["_converts"]:
             own["forward"] = forward_module.__call__  # the engine adds nothing, so call the module directly
         own["_watch"] = _FirstCall() if own["_converts"] or forward_module is not original else None
-        if own["_watch"] is not None and compiled_call(original) is None:  # hooks would be compiled too
+        if own["_watch"] is not None and compiled_call(original) is None:  # torch would compile the hooks, too
             own["_watch"].begin(self, original)
 
     module: nn.Module = reads("_original", "The module as the user wrote it.")
 
     @property
     def device(self) -> torch.device:
-        """The original's own ``device``, otherwise the device of its first parameter or buffer."""
+        """The original's attribute ``device`` if it has one, otherwise the device of its first parameter or buffer."""
         return self._of_first_tensor("device", torch.device("cpu"))
 
     @property
     def dtype(self) -> torch.dtype:
-        """The original's own ``dtype``, otherwise the dtype of its first parameter or buffer."""
+        """The original's attribute ``dtype`` if it has one, otherwise the dtype of its first parameter or buffer."""
         return self._of_first_tensor("dtype", torch.get_default_dtype())
 
     def _of_first_tensor(self, name: str, default: Any) -> Any:
@@ -184,8 +188,8 @@ class EngineModule(nn.Module):
         convert = self._convert
         if convert is not None:
             args, kwargs = convert(args), convert(kwargs)
-        # A new context each time: this function may run inside itself, and an autocast object stores only one outer
-        # state.
+        # A new context each time, because this function may be called inside itself, and an autocast object stores only
+        # one outer state.
         context = self._numbers.forward_context()
         with context or nullcontext():
             output = call(*args, **kwargs)
@@ -199,7 +203,7 @@ class EngineModule(nn.Module):
         The steps of a LightningModule are already marked.
 
         Args:
-            method: its name, or the method itself.
+            method: the method or its name.
 
         Raises:
             ConfigurationError: the module has no such method, or it is ``forward``, which is always marked.
@@ -229,7 +233,9 @@ class EngineModule(nn.Module):
         return lambda *args, **kwargs: self._run(call, args, kwargs)
 
     def _watched(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``method`` with a check that it runs no layers: the strategy would not see their gradients."""
+        """Return a function that calls ``method``, and raises if it runs a layer: the strategy would not see the
+        gradients.
+        """
         original = self._original
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -279,7 +285,7 @@ class EngineModule(nn.Module):
 
     @training.setter
     def training(self, mode: bool) -> None:
-        """Ignored: nn.Module's constructor sets it, and :meth:`train` sets it on the original."""
+        """Do nothing: nn.Module's constructor sets this attribute, and :meth:`train` sets the original's mode."""
 
     def train(self, mode: bool = True) -> EngineModule:
         self._forward_module.train(mode)
@@ -310,14 +316,14 @@ class EngineModule(nn.Module):
 
 
 class _FirstCall:
-    """Warns if the first forward pass of training bypasses the wrapper; it then removes itself."""
+    """Warns if the first forward pass of training bypasses the wrapper, and removes its hooks after that pass."""
 
     def __init__(self) -> None:
-        self._wrapper: int | None = None  # the wrapper's id: a reference would be a cycle, which keeps models in memory
+        self._wrapper: int | None = None  # an id, because a reference would be a cycle, which keeps models in memory
         self._handles: list[Any] = []
 
     def begin(self, wrapper: nn.Module, original: nn.Module) -> None:
-        """Watch the calls of both from here on."""
+        """Watch the calls of the wrapper and of the original from now on."""
         self._wrapper = id(wrapper)
         self._handles = [each.register_forward_pre_hook(self) for each in (wrapper, original)]
 
@@ -329,7 +335,7 @@ class _FirstCall:
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         if self._wrapper is None or not (torch.is_grad_enabled() and module.training):
-            return  # evaluating the bare module is correct, because no gradients are exchanged
+            return  # an evaluation may call the original, because no gradients are exchanged
         past = id(module) != self._wrapper
         self.end()
         if past:
@@ -344,7 +350,8 @@ class _FirstCall:
         return type(self), ()  # a copy of the module is not watched
 
 
-# Attributes that nn.Module's constructor sets: hooks on the wrapper are its own.
+# Attributes that nn.Module's constructor sets. The wrapper has its own, because hooks on it are not hooks on the
+# original.
 _NN_MODULE_STATE = frozenset({*vars(nn.Module()), "training"})
 
 
@@ -353,10 +360,11 @@ class EngineLoader:
 
     Args:
         loader: a DataLoader, or any re-iterable object.
-        device: the target of batches; ``None`` does not move them.
-        mover: may provide another function that moves batches, at the start of each pass.
+        device: the device to which batches are moved; ``None``: they are not moved.
+        mover: asked at the start of each pass for another function that moves batches.
         pins: whether the device copies from pinned memory in the background.
-        sample_seeds: whether samples draw from seed, epoch and index; an epoch is a pass.
+        sample_seeds: whether the random numbers of a sample depend only on seed, epoch and index; each pass is an
+            epoch.
     """
 
     def __init__(
@@ -384,7 +392,7 @@ class EngineLoader:
             self._seeds.epoch = partial(int, self._passes)  # without a reference to this object
         self._passes += 1
         device, own = self._device, None if self._mover is None else self._mover.batch_to_device
-        # user code must not get a batch in host memory while the device still copies it
+        # not into pinned memory if user code moves batches: it must not get one that the device still copies
         batches = without_restart(start_pass(self._source, self._pins and device is not None and own is None))
         if device is None:
             return batches
@@ -399,9 +407,7 @@ class EngineLoader:
         return batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of passes begun, which samplers get as the epoch, and the loader's own state if it has
-        one.
-        """
+        """Return the number of passes that have begun, which samplers get as the epoch, and the loader's state."""
         own = getattr(self._loader, "state_dict", None)
         return {"passes": self._passes, "loader": own() if callable(own) else None}
 
@@ -409,7 +415,7 @@ class EngineLoader:
         """Restore a result of :meth:`state_dict`."""
         passes = entry(state, "passes", COUNT)
         if (loader := state.get("loader")) is not None:
-            self._loader.load_state_dict(loader)  # type: ignore[attr-defined]  # it has saved one
+            self._loader.load_state_dict(loader)  # type: ignore[attr-defined]  # the loader has saved a state
         self._passes = passes
 
     def __len__(self) -> int:
@@ -427,7 +433,7 @@ class EngineLoader:
 def follow(optimizers: Sequence[Optimizer], before: Mapping[str, nn.Parameter], module: nn.Module) -> None:
     """Replace the parameters ``before`` in ``optimizers`` with the present ones of ``module``.
 
-    Moving a module keeps its parameter objects on most devices. If the device creates new ones, an optimizer would
+    On most devices, a module that is moved keeps its parameter objects. If moving creates new ones, an optimizer would
     silently continue to update the old ones.
     """
     now = dict(module.named_parameters())

@@ -1,4 +1,6 @@
-"""The loops, as functions over one :class:`~drivetrain.loops.progress.Progress`."""
+"""The training, evaluation and prediction loops: functions that share the counters of one
+:class:`~drivetrain.loops.progress.Progress`.
+"""
 
 from drivetrain.base.lazy import lazy
 

@@ -4,13 +4,14 @@
 Torch's public methods do more than the computation. ``zero_grad`` and ``step`` open a profiler range, ``step`` looks
 for hooks, ``backward`` checks its arguments. :func:`bind` returns functions that only compute: they clear the gradients
 of the optimizer's parameters, call the autograd engine as ``torch.autograd`` calls it, and run the method ``step`` of
-the optimizer's class under ``no_grad``, without its decorators. The resulting tensors are equal bit for bit.
+the optimizer's class under ``no_grad``, without its decorators. Both ways, the resulting tensors are equal bit for bit.
 
 User code cannot observe the difference. :func:`_reason` checks once the conditions that cannot change while a step is
 bound. Each function checks the other conditions in every call, and makes the public call if one of them is not met.
-Whether something watches them is checked by the first of the three that a batch calls.
-Before the first step with a class of optimizers, a toy model is trained both ways, and the results are compared. If
-torch lacks a private name that the direct calls need, or the results differ, a step makes the public calls.
+A batch that makes all three calls checks only once, in the first of them, whether a profiler or a mode watches them.
+Before the first step with an optimizer class, :func:`bind` trains a toy model with the public and with the direct
+calls, and compares the results. If the results differ, or torch lacks a private name that the direct calls need, a step
+makes the public calls.
 
 ``DRIVETRAIN_DIRECT_STEP=0`` in the environment makes every step use the public calls.
 """
@@ -46,7 +47,7 @@ from drivetrain.strategies.step import Step as StepVerbs
 from drivetrain.strategies.step import steps_itself
 
 SWITCH = "DRIVETRAIN_DIRECT_STEP"
-"""The environment variable that turns direct calls off, with the value 0."""
+"""The environment variable whose value 0 turns direct calls off."""
 
 _HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "clip_gradients")
 _CLIPPING_OF_PRECISIONS = ("clip_gradients", "clip_grad_by_norm", "clip_grad_by_value")
@@ -59,13 +60,13 @@ _EQUAL: dict[type[Optimizer], bool] = {}  # class -> whether both ways train a t
 
 
 Train = Callable[[Tensor | None, bool, bool], None]
-"""``train(loss, clears, steps)`` clears the gradients, computes them from ``loss``, and steps the optimizer: each if
-asked; ``None`` is no loss.
+"""``train(loss, clears, steps)`` clears the gradients if ``clears``, computes them from ``loss`` unless it is ``None``,
+and steps the optimizer if ``steps``.
 """
 
 
 class Calls(NamedTuple):
-    """The direct calls of a step, in one function or each alone."""
+    """The direct calls of a step: ``train`` makes all three, the methods make one each."""
 
     train: Train
 
@@ -82,9 +83,10 @@ class Calls(NamedTuple):
 
 
 def bind(run: Run, optimizer: Optimizer) -> Calls | None:
-    """Return the direct calls of a step; ``None``: user code could notice them, so the step must make the public calls.
+    """Return the direct calls of a step; ``None`` if the step must make the public calls, for example because user code
+    overrides one of them.
 
-    The run's plan contains the choice and its reason. Both are also logged at level DEBUG when they change.
+    The function writes its choice and the reason into the run's plan, and logs them at level DEBUG when they change.
     """
     reason = _reason(run, optimizer)
     choice = "public calls" if reason else "direct calls"
@@ -161,7 +163,7 @@ def _of_model(run: Run) -> str:
 
 
 def _of_optimizer(optimizer: Optimizer) -> str:
-    """Return why this is not an unchanged optimizer of torch; "" if it is."""
+    """Return how ``optimizer`` differs from an unmodified optimizer of torch; "" if it does not."""
     kind = type(optimizer)
     if kind not in _KINDS:
         return f"{kind.__name__} is not one of torch's optimizers that step without a closure"
@@ -175,7 +177,7 @@ def _of_optimizer(optimizer: Optimizer) -> str:
 
 
 def _of_toy(kind: type[Optimizer]) -> str:
-    """Return why direct calls may compute other numbers; "" if a toy model trained both ways was equal."""
+    """Return why direct calls may compute other numbers; "" if they train a toy model to the same as public calls."""
     if kind not in _EQUAL:
         if _toys_are_seen():
             return "a profiler, a mode or a hook on all optimizers is active, which would see a toy that is trained"
@@ -217,7 +219,7 @@ def _is_schedulers(step: Any, optimizer: Optimizer) -> bool:
 
 
 def _undecorated_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any] | None:
-    """Return the ``step`` of torch's optimizer class without decorators; ``None`` if it was replaced."""
+    """Return the ``step`` of torch's optimizer class without decorators; ``None`` if other code replaced it."""
     step: Any = kind.step
     while getattr(step, "__code__", None) in _names().decorators:
         cells = (cell.cell_contents for cell in step.__closure__)
@@ -237,8 +239,8 @@ def _undecorated_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any] | Non
 def _direct(
     optimizer: Optimizer, comm_hooks: list[Any], kernels: Sequence[Kernel] = (), run: Run | None = None
 ) -> Calls:
-    """Return the direct calls of a step. Each part makes the public call if a hook, a profiler or a replaced method has
-    appeared since. The hooks of a fit that saves on exceptions only set ``kept.stepping``; a direct step sets it.
+    """Return the direct calls of a step. Each makes the public call if a hook, a profiler or a replaced method has
+    appeared later. A fit that saves on exceptions has hooks that only set ``kept.stepping``; a direct step sets it.
     """
     names, kept, slot = _names(), KeptStates() if run is None else run.kept, [0] if run is None else run.progress.slot
     is_watched, before_steps, after_steps, ones = names.is_watched, names.before_steps, names.after_steps, names.ones
@@ -249,7 +251,7 @@ def _direct(
     engine: Any = torch.autograd
     of_engine = vars(engine)
     is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch_private.set_grad_enabled
-    # Torch's function around the engine passes the settings of compiled programs on to the threads of other devices.
+    # torch's function around the engine also passes settings of compiled programs to the threads of accelerators
     around_engine = None if torch.accelerator.is_available() else names.around_engine
     run_engine, logs_nodes = names.run_engine, names.logger.isEnabledFor
 
@@ -301,7 +303,7 @@ def _direct(
             step_publicly(optimizer)
             return
         if schedulers is not None:
-            own[STEPPED] = True  # the attribute that a scheduler checks
+            own[STEPPED] = True  # a scheduler reads this attribute, and warns if no step has set it
         if before:
             kept.stepping = True
         enabled = is_grad_enabled()
@@ -320,9 +322,9 @@ def _direct(
 
 
 def _trains_alike(kind: type[Optimizer]) -> bool:
-    """Whether direct and public calls train a toy with two parameters to equal parameters, gradients and states.
+    """Whether direct and public calls train a toy model to equal parameters, gradients and optimizer states.
 
-    The toy draws no random numbers.
+    The toy model draws no random numbers, so the user's random generators do not change.
     """
     try:
         with torch.enable_grad():
@@ -361,10 +363,11 @@ def _train_toy(kind: type[Optimizer], is_direct: bool) -> list[Tensor]:
 
 
 def _multiplying_nodes() -> set[type]:
-    """Return the types of autograd nodes whose backward pass multiplies the incoming gradient, into new memory.
+    """Return the types of autograd nodes whose backward pass writes its result into new memory, because it multiplies
+    the incoming gradient.
 
-    Other nodes, such as a sum, may pass the incoming gradient on: a parameter's gradient would then share memory with
-    the tensor that is kept for the next batch.
+    Other nodes, such as a sum, may return the incoming gradient itself. A parameter's gradient would then share memory
+    with the tensor of ``_Names.ones``, which every batch uses.
     """
     x = torch.full((1, 2), 0.5, dtype=torch.float32, requires_grad=True)
     y = torch.zeros(1, 2, dtype=torch.float32)
@@ -382,15 +385,15 @@ class _Names(NamedTuple):
     """The private names of torch that direct calls need.
 
     Attributes:
-        is_watched: returns whether something is active now that observes the calls or their tensors.
+        is_watched: returns whether a profiler, a mode or another observer of the calls or their tensors is active.
         before_steps, after_steps: the hooks on the steps of all optimizers.
         decorators: the code objects of the functions that torch puts around ``step``.
-        ones: for each dtype, the gradient of a loss on the host with respect to itself; replaced where a hook may
-            change it, or has changed it.
+        ones: for each dtype, the gradient of a loss on the host with respect to itself: the number 1. A step creates a
+            new tensor instead if a hook may change this one, or has changed it.
         multiplying: see :func:`_multiplying_nodes`; filled before the first step.
-        around_engine: the function that ``torch.autograd`` calls for a backward pass, which calls ``run_engine``, the
-            autograd engine itself, and reports the nodes of the graph to ``logger`` if that has the level DEBUG.
-        missing: the first private name that the installed torch lacks; ``None``: it has all of them.
+        around_engine: the function that ``torch.autograd`` calls for a backward pass. It calls ``run_engine``, the
+            autograd engine, and logs the nodes of the graph if ``logger`` has the level DEBUG.
+        missing: the first private name that the installed torch lacks; ``None`` if torch has all of them.
     """
 
     is_watched: Callable[[], Any] = lambda: True

@@ -1,7 +1,8 @@
-"""Create loaders' iterators when Lightning does, if the switch ``early_iterators`` of ``drivetrain.parity`` is on.
+"""Create the loaders' iterators as early as Lightning creates them, if the switch ``early_iterators`` of
+``drivetrain.parity`` is on.
 
-A loader may draw random numbers in ``__iter__``, as a DataLoader does for its workers' seed; with the switch, it draws
-them in Lightning's order. Without the switch, nothing here runs.
+A loader may draw random numbers in ``__iter__``: a DataLoader draws the seed of its workers. With the switch, loaders
+draw these numbers in Lightning's order. Without the switch, nothing here runs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def start_first_epoch(run: Run) -> None:
 
 
 def start_again(run: Run) -> None:
-    """Start reloaded training loaders once, before ``on_train_epoch_start``; the epoch's own pass starts later."""
+    """Create one additional iterator of each reloaded training loader, before ``on_train_epoch_start``, as Lightning
+    does; the epoch does not use these iterators.
+    """
     loader, num_batches = run.loaders.training(), run.loaders.count_own_training()
     run.loaders.tried.discard("fit")
     _try_out(run, "fit", [loader])
@@ -54,7 +57,7 @@ def _started(loader: Any, takes_first: bool) -> Iterator[Any]:
 
 
 def _try_out(run: Run, stage: str, loaders: list[Any]) -> None:
-    """Call ``iter`` of the stage's loaders once, after set-up; skip DataLoaders, whose ``iter`` is known to work."""
+    """Call ``iter`` of the stage's loaders once in a run, except of DataLoaders, whose ``iter`` is known to work."""
     if stage in run.loaders.tried:
         return
     run.loaders.tried.add(stage)

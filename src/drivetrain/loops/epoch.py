@@ -1,4 +1,4 @@
-"""The batches of one training epoch: train on each and log it, and validate when a validation is due."""
+"""Run the batches of one training epoch: train on each batch, log its values, and validate when a validation is due."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from drivetrain.loops.uneven import UnevenInputs
 from drivetrain.module.losses import outputs_for_hooks
 
 Batches = Iterator[tuple[Any, bool]]
-"""Batches, each with whether it is the last of its epoch."""
+"""Pairs of a batch and whether it is the last one of its epoch."""
 
 # Integers, because in Python 3.10 and 3.11 looking up the member of an enumeration is a call.
 _FETCH, _BATCH_START, _FORWARD = int(Phase.FETCH), int(Phase.BATCH_START), int(Phase.FORWARD)
@@ -36,19 +36,19 @@ _BATCH_END = int(Phase.BATCH_END)
 class Bound:
     """Everything that a batch needs, so that the loop looks up nothing by name during the epoch.
 
-    The loop binds a run when an epoch begins, and again when a part of the run was changed.
+    The loop creates this object when an epoch begins, and a new one when ``run.stale`` is true: the run has changed.
 
     Attributes:
         finish_window: called after the step, on a window's last batch.
-        windowed: the first batch of a last window that the epoch's end shortens; ``inf``: a short window is divided
-            like a full one.
+        windowed: the number of batches in the epoch, whose end may shorten the last window, so that its gradients are
+            divided by fewer batches; ``inf``: they are divided as in a full window.
         has_follow_up: a validation, or a scheduler with a monitored value, may follow any batch.
         has_start: something may happen between the fetch of a batch and its step.
         accumulates: a window may have several batches.
-        flushed_window: the index of the next window after which the log is flushed; -1: never.
-        uneven: an :class:`UnevenInputs`, or ``None``. uneven_from: the first batch that may count for less than on
-            other ranks; ``inf``: none.
-        without_step: callables that get the output after a window without an optimizer step.
+        flushed_window: the index of the next window after which the log is flushed; -1: the log is never flushed.
+        uneven: an :class:`UnevenInputs`, or ``None``. uneven_from: the first batch that may contain fewer samples than
+            on other ranks; ``inf``: none.
+        without_step: callables that receive the step's output after a window without an optimizer step.
     """
 
     def __init__(self, run: Run) -> None:
@@ -66,7 +66,7 @@ class Bound:
         self.module_batch_start = hooks.bind_batch_start()
         self.batch_end = hooks.bind("on_train_batch_end")
         self.accumulate, window = limits.accumulate, run.window
-        self.accumulates = limits.accumulate > 1 or window.batches_done > 0  # a window may have begun before
+        self.accumulates = limits.accumulate > 1 or window.batches_done > 0  # a resumed window has batches already
         if not self.accumulates:
             window.size = 1
         batches = run.progress.num_training_batches
@@ -84,7 +84,7 @@ class Bound:
 
 
 def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
-    """Train on ``batches`` until there are no more, or the run must end."""
+    """Train on ``batches`` until no batch is left, or until the run must end."""
     book, progress, limits, window = run.book, run.progress, run.limits, run.window
     slot, transfer, scope = progress.slot, run.transfer[1], run.hooks.scope("training_step")
     output, uneven, step_fetches = None, False, run.batches is not None
@@ -144,9 +144,9 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
             bound.flushed_window += bound.log_every
         for hook in bound.batch_end:
             hook(outputs_for_hooks(output), batch, batch_idx)
-        if run.stop is not None:  # set by another thread
+        if run.stop is not None:  # another thread sets it
             run.stop.at_batch_end()
-        if progress.loss_wanted:  # set by the thread of a progress bar
+        if progress.loss_wanted:  # the thread of a progress bar sets it
             read_loss(run, output)
 
         if is_last:
@@ -166,11 +166,11 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
 
 
 def read_loss(run: Run, output: Any) -> None:
-    """Read the loss in ``output``, what a step has returned, for a bar for which the module logs no value."""
+    """Read the loss from a step's ``output`` for a progress bar to which the module logs no values."""
     loss, number = outputs_for_hooks(output).get("loss"), None
     logs = any(each.prog_bar for each in run.book.logged("train"))
     if isinstance(loss, Tensor) and loss.numel() == 1 and not logs:
-        with suppress(RuntimeError):  # the device may forbid to wait for it
+        with suppress(RuntimeError):  # a device may raise if a program waits for it
             number = loss.item()
     run.progress.show_loss(number)
 
@@ -178,8 +178,8 @@ def read_loss(run: Run, output: Any) -> None:
 def after_batch(run: Run, bound: Bound) -> None:
     """Finish a batch: flush the log, validate, step the schedulers that monitor a value.
 
-    An exception may come at any point: the phase and ``flush_due`` record which steps are done. A run that resumes here
-    skips the steps that were done.
+    An exception may come at any point: the phase and ``flush_due`` record which steps are done. A run that resumes from
+    a checkpoint saved at such a point skips these steps.
     """
     progress, window = run.progress, run.window
     phase = progress.phase
@@ -189,7 +189,7 @@ def after_batch(run: Run, bound: Bound) -> None:
         try:
             run.publish(run.book.agree_on_steps(rows), progress.logger_step)
         except BaseException:
-            run.book.put_back(rows)  # not logged yet: put back, so that a checkpoint saved now contains them
+            run.book.put_back(rows)  # these values are not logged yet: a checkpoint saved now must contain them
             raise
         run.agree_to_stop()
         progress.flush_due = False
@@ -210,7 +210,7 @@ def after_batch(run: Run, bound: Bound) -> None:
 
 
 def validates_late(run: Run) -> bool:
-    """Whether a validation that is due now runs after the epoch's end hooks, with no training batch before it."""
+    """Whether a validation that is due now must wait for the epoch's end hooks, because no training batch follows."""
     progress = run.progress
     return run.validates_last and (progress.is_last_batch or (progress.should_stop and run.may_stop()))
 
@@ -228,14 +228,15 @@ def validate_late(run: Run) -> None:
 def validate(run: Run, extra: bool) -> None:
     """Validate inside a fit.
 
-    ``extra``: a run that was not asked to stop would not validate here, so the random generators are restored.
+    ``extra``: this validation only runs because of a request to stop. A run without that request would not draw its
+    random numbers, so the random generators are restored afterwards.
     """
     progress = run.progress
     run.kept.before_validation = validation_start(run)
     progress.enter(Phase.VALIDATION_DUE)
     if not run.holds_gradients:
         run.hooks.call_method("on_validation_model_zero_grad")
-    run.book.refresh()  # refresh, so that the training batch's logged values are available during validation
+    run.book.refresh()  # callbacks may read the training batch's logged values during validation
     if run.loaders.reload("validate", run.limits.reload_every):
         run.loaders.tried.discard("validate")
     loaders = run.loaders.evaluation("validate")
@@ -250,7 +251,7 @@ def validate(run: Run, extra: bool) -> None:
 
 @contextmanager
 def draws_undone(run: Run, loaders: Sequence[Any]) -> Iterator[None]:
-    """Context that restores the random generators at its end; so does a checkpoint that is saved inside."""
+    """Context that restores the random generators at its end. A checkpoint saved inside contains the same states."""
     new = [part for loader in loaders for part in parts_of(loader) if kept_iterator(part) is None]
     run.kept.draws_undone = True
     try:
@@ -286,7 +287,7 @@ def _batches(run: Run, loader: Any, resumed: Resumed | None) -> Batches:
     counts = [count for count, *_ in asked]
     check_counts(counts, "training")
     longest = max(counts)
-    run.progress.expect_batches(longest)  # the limit may differ on this rank
+    run.progress.expect_batches(longest)  # the ranks may have different limits
     if resumed is not None and longest == ENDLESS:
         raise CheckpointError(
             "The checkpoint was saved in the middle of an epoch, by one of several processes whose loader has no "

@@ -33,14 +33,14 @@ Stage = Literal["validate", "test", "predict", "sanity_check"]
 
 
 class _Kind(NamedTuple):
-    """The differences between the stages: the logbook's group, the word in hook names, and the first phase."""
+    """The properties of an evaluation stage: the logbook's group, the word in hook names, and the first phase."""
 
     group: str
     word: str
     start: Phase
 
 
-# The phases of a stage, in order: its start, the wait for a batch, the batch, and its end.
+# Each stage has four consecutive phases: its start, the wait for a batch, the batch, and the stage's end.
 _KINDS: dict[str, _Kind] = {
     "sanity_check": _Kind("validate", "validation", Phase.SANITY_START),
     "validate": _Kind("validate", "validation", Phase.VALIDATION_START),
@@ -52,22 +52,23 @@ _READ_AT = 64  # number of batches whose per-step values are kept on the device 
 
 
 class Sink:
-    """Receives the outputs of the steps of one evaluation loader. This base class discards them, as in a sanity check.
+    """Receives the outputs of the steps of one evaluation loader. This base class, which a sanity check uses, discards
+    them.
 
     Attributes:
-        loader: the iterated object: the evaluation loader, or a view of it.
+        loader: the object to iterate over: the evaluation loader, or a wrapper that records indices.
     """
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
 
     def take(self, keeps: bool) -> None:
-        """Called in a prediction before a fetched batch is used; ``keeps``: its outputs will be kept."""
+        """Called in a prediction when a batch was fetched, before its hooks; ``keeps``: its outputs will be kept."""
 
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
-        """Called after a batch and its hooks, equally often on all ranks.
+        """Called after the hooks of a batch. All ranks call it equally often.
 
-        ``repeated``: this rank had no batch left, and repeated one that does not count.
+        ``repeated``: this rank had no batch left, and repeated its last one, whose outputs do not count.
         """
 
     def close(self) -> None:
@@ -75,7 +76,7 @@ class Sink:
 
 
 class _StepValues(Sink):
-    """Logged per-step values: they are read together at intervals, and logged each at its own step."""
+    """Collects logged per-step values, reads them from the device at intervals, and logs each at its own step."""
 
     def __init__(self, run: Run, group: str, loader: Any, dataloader_idx: int) -> None:
         super().__init__(loader)
@@ -86,7 +87,7 @@ class _StepValues(Sink):
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
         if values := self._run.book.step_values(self._group):
             self._rows.append((self._first_step + batch_idx, values))
-        if (batch_idx + 1) % _READ_AT == 0:  # counted in batches, whose number is equal on all ranks, not in rows
+        if (batch_idx + 1) % _READ_AT == 0:  # the number of batches is equal on all ranks, that of rows may not be
             self._publish()
 
     def close(self) -> None:
@@ -107,7 +108,7 @@ class _StepValues(Sink):
 
 
 class _Outputs(Sink):
-    """The outputs of prediction steps, moved to host memory, and their samples' indices if a callback needs them."""
+    """Collects the outputs of prediction steps in host memory, and their samples' indices if a callback needs them."""
 
     def __init__(self, predictions: Predictions, loader: Any, pins: bool) -> None:
         self._recorded = RecordedIndices(loader, pins) if predictions.records else None
@@ -133,7 +134,7 @@ class Predictions:
     """The results of a prediction pass so far, in host memory.
 
     Attributes:
-        keeps: whether the caller wants them returned.
+        keeps: whether the caller wants the outputs returned.
         outputs: one list per loader, one entry per batch.
         batch_indices: the sample indices of each batch, in the same form as ``outputs``; empty lists unless
             ``records``.
@@ -153,7 +154,7 @@ class Predictions:
 
     @property
     def result(self) -> list[Any]:
-        """The result of ``predict``: the outputs of a single loader, or a list for each of several."""
+        """The result of ``predict``: a list of outputs with one loader, a list of such lists with several loaders."""
         return self.outputs[0] if len(self.outputs) == 1 else self.outputs
 
 
@@ -165,7 +166,7 @@ def predict(run: Run, predictions: Predictions) -> list[Any]:
         return []
     strategy = run.engine.strategy
     if strategy.facts.is_distributed:
-        if 0 in strategy.data.ranks:  # the other data groups have the same outputs
+        if 0 in strategy.data.ranks:  # other groups of ranks got the same data, and have the same outputs
             everyones = strategy.data.gather_objects(predictions.outputs)
             predictions.outputs = [_in_order(parts) for parts in zip(*everyones, strict=True)]
         if not strategy.is_global_zero:
@@ -174,7 +175,7 @@ def predict(run: Run, predictions: Predictions) -> list[Any]:
 
 
 def _in_order(parts: Sequence[list[Any]]) -> list[Any]:
-    """Merge the ranks' outputs of one loader in the order of the data: for each global batch, rank by rank."""
+    """Merge the ranks' outputs of one loader in the order of the data: by global batch, and inside it by rank."""
     rounds = itertools.zip_longest(*parts, fillvalue=_NOTHING)
     return [output for outputs in rounds for output in outputs if output is not _NOTHING]
 
@@ -186,9 +187,9 @@ def evaluate(
 
     Args:
         run: the run to evaluate.
-        stage: determines which hooks and which step run. A sanity check uses those of validation, and discards its
+        stage: determines which hooks and which step run. A sanity check runs those of validation, and discards the
             logged values.
-        loaders: one pass over each, in order.
+        loaders: the loaders, evaluated in this order, with one pass over each.
         predictions: collects the outputs of the steps.
 
     Returns: One dictionary of epoch metrics per loader; each also contains the values that epoch hooks log.
@@ -206,7 +207,7 @@ def evaluate(
     in_fit = progress.fn == "fit"
     own_train = None if stage == "predict" else run.hooks.bind_method(f"on_{kind.word}_model_train")
     modules, model = set(run.module.modules()), run.engine.strategy.model
-    wrappers = set() if model is None else {model} - modules  # around the module, for example DDP's
+    wrappers = set() if model is None else {model} - modules  # for example DistributedDataParallel
     modes = {each: each.training for each in (wrappers if own_train else wrappers | modules)}
     inference = run.limits.inference_mode and not in_fit and run.engine.strategy.facts.allows_inference_mode
     with torch.inference_mode() if inference else torch.no_grad():
@@ -218,7 +219,7 @@ def evaluate(
                 own_train()
         finally:
             for module, training in modes.items():
-                module.training = training  # train() would overwrite the submodules' own modes
+                module.training = training  # not train(), which would give all submodules the same mode
     several = len(loaders) > 1
     return [
         {row.name: row.value for row in rows if row.entry.dataloader_idx in (None, index if several else None)}
@@ -230,7 +231,7 @@ def agree_on_counts(run: Run, stage: Stage, loaders: Sequence[EvalLoader]) -> No
     """Exchange the ranks' numbers of batches; all ranks must call it. With one process it does nothing.
 
     Raises:
-        ConfigurationError: some ranks have no batch of a loader of which others have some; raised on all ranks.
+        ConfigurationError: a loader has no batch on some ranks, and batches on others; raised on all ranks.
     """
     if run.window.gather is None:
         return
@@ -261,7 +262,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     for index, loader in enumerate(loaders):
         _evaluate_loader(run, stage, loader, index if len(loaders) > 1 else None, predictions)
     book.leave_batch()
-    book.agree_on_epoch(group)  # callbacks read the agreed values in the hook, which may log more
+    book.agree_on_epoch(group)  # callbacks read the values of all ranks in the next hook, which may log more
     book.end_epoch()
     hooks.call(f"on_{word}_epoch_end")
     book.agree_on_epoch(group)
@@ -270,7 +271,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     rows: list[Row] = []
     if stage != "sanity_check":
         in_fit = progress.fn == "fit"
-        between_steps = not in_fit or run.window.batches_done > 0  # the x axis is then the step to come
+        between_steps = not in_fit or run.window.batches_done > 0  # the x axis is then the next step
         step = progress.stepped_batches if between_steps else progress.logger_step
         rows = run.publish(book.epoch_values(group), step, read_all=not in_fit)
     book.reset(group)
@@ -282,7 +283,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
 def _evaluate_loader(
     run: Run, stage: Stage, source: EvalLoader, index: int | None, predictions: Predictions | None
 ) -> None:
-    """Evaluate one loader. ``index`` is its number if there are several loaders, else ``None``."""
+    """Evaluate one loader. ``index`` is the loader's number if there are several loaders, else ``None``."""
     hooks, book, progress, slot = run.hooks, run.book, run.progress, run.progress.slot
     group, word, start = _KINDS[stage]
     fetch, work = int(start) + 1, int(start) + 2
@@ -336,7 +337,7 @@ def _evaluate_loader(
         if uneven is not None and batch_idx >= uneven_from:
             uneven.end()
         sink.write(batch_idx, outputs, repeated)
-        if run.stop is not None:  # set by another thread
+        if run.stop is not None:  # another thread sets it
             run.stop.at_batch_end()
         slot[0] = fetch
     if progress.eval_batch_idx < 0 and source.num_batches:
@@ -391,7 +392,7 @@ def bind_eval_step(
 
 
 def validates_in(run: Run, epoch: int) -> bool:
-    """Whether a validation is possible in ``epoch``."""
+    """Whether the run validates, and ``check_val_every_n_epoch`` allows a validation in ``epoch``."""
     period = run.limits.check_val_every_n_epoch
     return run.validates() and (period is None or (epoch + 1) % period == 0)
 
@@ -407,7 +408,7 @@ def validation_due(run: Run, every: float, is_last: bool) -> bool:
 
 
 def only_stops(run: Run, every: float, is_last: bool) -> bool:
-    """Whether validation is due only because of a request to stop, of this run or of the one that it resumes."""
+    """Whether validation is due only because of a request to stop, made in this run or in the run that it resumes."""
     if run.limits.val_check_seconds is not None:
         return run.progress.should_stop
     return not _interval_ends(run, every, is_last)

@@ -64,7 +64,7 @@ def _prepare(run: Run) -> None:
     if run.kept.saves_on_exception:
         run.hooks.completes = frozenset({"on_train_batch_end", "on_validation_end", "on_train_epoch_end"})
     if run.restart is not None:
-        run.agree_to_stop()  # a callback may repeat the request that it made before the checkpoint
+        run.agree_to_stop()  # a callback may request the stop again that it requested before the checkpoint
         run.loaders.restore_ages(run.restart.get("loaders", {}))
     sanity_check(run)
     restore_validation_loaders(run)
@@ -72,7 +72,7 @@ def _prepare(run: Run) -> None:
     progress.enter(Phase.TRAIN_START)
     run.book.begin("train")
     if limits.max_epochs == 0 or limits.max_steps == 0:
-        return  # run only set-up and teardown, without creating the loader
+        return  # no batch will be trained, so no loader is created
     progress.expect_batches(run.loaders.count_training())
     if limits.val_batches != 0 and run.loaders.defined("validate") and run.loaders.is_known("validate"):
         loaders = run.loaders.evaluation("validate")
@@ -98,9 +98,9 @@ def _end_epoch(run: Run) -> None:
     stopped = progress.global_step >= run.limits.max_steps or progress.should_stop
     cut = stopped and not progress.is_last_batch
     ended_at_last = progress.is_last_batch and progress.batches_done > progress.batch_idx
-    if not (ended_at_last or cut):  # on_train_batch_start returned -1, or the loader's length was wrong
+    if not (ended_at_last or cut):  # no batch was the last: a hook returned -1, or the loader has a wrong length
         schedules.advance(schedules.epoch, progress.current_epoch + 1)
-    book.agree_on_epoch("train")  # callbacks read the agreed values in the hook, which may log more
+    book.agree_on_epoch("train")  # callbacks read the values of all ranks in the next hook, which may log more
     progress.end_epoch(cut)
     book.end_epoch()
     run.hooks.call("on_train_epoch_end")
@@ -109,9 +109,9 @@ def _end_epoch(run: Run) -> None:
 def _close_epoch(run: Run) -> None:
     """Finish an epoch after its end hooks, including those that save.
 
-    A run that resumes from a checkpoint of these hooks logs the epoch's values again, even if the earlier run has
-    logged them: a duplicate row is better than a missing one. The schedulers step last, so that
-    no later failure can make them step twice.
+    A run that resumes from a checkpoint that these hooks saved logs the epoch's values again, even if the earlier run
+    has logged them: a duplicate row is better than a missing one. The schedulers step last, because after a later
+    failure, a run that resumes would step them a second time.
     """
     progress, book = run.progress, run.book
     if run.validates_last:
@@ -121,7 +121,7 @@ def _close_epoch(run: Run) -> None:
     book.refresh()
     run.publish(rows := book.epoch_values("train"), progress.logger_step)
     rest, final = book.step_values("train"), {row.name for row in rows if row.entry.to_bar}
-    # read the values, so that the bar shows them even in an epoch without a flush; an epoch's value wins over a step's
+    # The bar shows these values even in an epoch without a flush; it prefers an epoch's value to a step's.
     book.read([row for row in rest if row.entry.to_bar and row.name not in final])
     run.hooks.notify("values_left", rest)
     if not progress.epoch_cut:  # a run that resumes here may complete the epoch
@@ -132,14 +132,14 @@ def _close_epoch(run: Run) -> None:
     book.reset("train")
     progress.close_epoch()
     if run.limits.train_batches == 0:
-        progress.expect_batches(0)  # training was disabled meanwhile: no further epoch follows
+        progress.expect_batches(0)  # code has set the limit to 0 during the epoch: no further epoch follows
 
 
 def _check_batches(run: Run) -> None:
     """Check that training has not ended because the loader has no batches.
 
     Raises:
-        ConfigurationError: the loader has none.
+        ConfigurationError: the training loader has no batches.
     """
     progress, limits = run.progress, run.limits
     asked_for = 0 in (limits.max_epochs, limits.max_steps, limits.train_batches)

@@ -1,4 +1,4 @@
-"""Read the ledger of a training: where the wall time of its runs went, and how often it should be saved."""
+"""Read the ledger of a training, and report on what its runs spent their time and how often they should save."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from drivetrain.errors import number_of
 
 NAME = "ledger.jsonl"
 VERSION = 1
-"""The layout of a record. A reader leaves out the records of another version, and counts them."""
+"""The version of a record's layout. :func:`read` skips records of another version, and counts them."""
 
 PARTS = ("step", "data", "validation", "save", "start")
-"""The parts of a run's time. Reading adds two: "lost" and "idle"."""
+"""The parts of a run's time. A :class:`Report` has two more: "lost" and "idle"."""
 
 WITHOUT_FAILURE_S = 600.0
-"""Until the first failure, the time between failures is taken to be the running time so far and these seconds."""
+"""Until the first failure, the mean time between failures is taken to be the running time plus these seconds."""
 
 FIRST_SAVE_S = 1.0
-"""The training time before the first save, which measures what a save costs."""
+"""The training time before the first save. It is short, because only a save shows how long a save takes."""
 
-_WORK = PARTS[:-1]  # the parts whose time is lost if no later run continues from them
-_LONGEST_S = 1e12  # sums of smaller numbers stay finite
+_WORK = PARTS[:-1]  # their time is lost if no later run continues from their steps
+_LONGEST_S = 1e12  # below this limit, sums stay finite
 
 
 def _seconds(value: Any, place: str = "") -> float:
-    """Return ``value`` if it is a finite number of seconds: Python also reads NaN and infinity from JSON."""
+    """Return ``value``, or raise if it is no finite number of seconds: Python reads NaN and infinity from JSON."""
     if not abs(number(value, place)) < _LONGEST_S:
         raise WrongForm(place, f"is {value}, and a number of seconds is expected")
     return float(value)
@@ -51,15 +51,15 @@ class Report:
     Attributes:
         seconds: the seconds of each part. "step": training steps that count, with their hooks and logging; "data":
             waiting for a batch; "validation"; "save": waiting for checkpoints; "start": from the start of the process
-            to the first batch, without the time in other parts, and the time after the last epoch; "lost": the work
-            after the step at which the next run continued; "idle": between two runs.
+            to the first batch, except the time in other parts, and the time after the last epoch; "lost": the work
+            after the step at which the next run resumed; "idle": between two runs.
         wall_s: the wall time in seconds. The parts add up to it.
         runs: the number of runs.
-        failures: runs that an exception or a kill has ended. A last run without an end does not count: it may be
-            running.
-        open: the last run has not ended, or was killed.
-        saves, save_s: the number of saves, and their seconds, lost ones included.
-        overlaps: runs that began before the last record of the run before: two programs write to one ledger.
+        failures: runs that an exception or a kill has ended. The last run does not count if its end is not recorded,
+            because it may be running.
+        open: the last run is still running, or was killed.
+        saves, save_s: the number of saves and their seconds, including saves whose time is lost.
+        overlaps: runs that began before the previous run's last record, because two programs write to one ledger.
         unread: lines that could not be read, and records of another version.
     """
 
@@ -86,7 +86,7 @@ class Report:
 
     @property
     def save_interval_s(self) -> float:
-        """After how many seconds without a save the next one should follow: see :func:`best_interval_s`."""
+        """How many seconds after a save the next one should begin: see :func:`best_interval_s`."""
         return best_interval_s(self.save_s / self.saves, self.failure_interval_s) if self.saves else FIRST_SAVE_S
 
     def line(self) -> str:
@@ -96,7 +96,7 @@ class Report:
         return f"Goodput {self.goodput:.1%} of {self.wall_s:.0f} s in {runs}: {', '.join(shares)}."
 
     def notes(self) -> list[str]:
-        """Return sentences on what the figures leave out."""
+        """Return sentences that say what the figures do not contain."""
         found = ["The last run has not ended, or was killed."] if self.open else []
         if self.unread:
             found.append(f"Lines left out, because they are cut or of another version: {self.unread}.")
@@ -118,7 +118,8 @@ class _Run:
     def keep_until(self, step: int, saved: bool) -> None:
         """Count only the work up to ``step``, from which a later run continues; -1: count no work.
 
-        ``saved``: the later run continues from that step's checkpoint; else from the state in memory after the step.
+        ``saved``: the later run continues from that step's checkpoint; otherwise it continues from the state that the
+        same Trainer had in memory after the step.
         """
         kept = self._parts_at(step, saved)
         self.counts.update({name: min(self.counts[name], kept[name]) for name in _WORK})
@@ -144,7 +145,7 @@ class _Run:
 def read(path: str | os.PathLike[str]) -> tuple[list[Record], int]:
     """Return the records of a ledger, and the number of its lines that are no records of this version.
 
-    A kill or a full disk may leave a line that was cut.
+    A kill or a full disk may leave an incomplete line.
 
     Raises:
         OSError: there is no such file, or it cannot be read.
@@ -162,12 +163,12 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Record], int]:
 
 
 def account(records: Iterable[Record], unread: int = 0) -> Report:
-    """Return where the time of the newest training in a ledger went.
+    """Return the report of the newest training in a ledger.
 
-    A run that resumes from a checkpoint, or whose first step is not 0 because its Trainer has trained before, continues
-    the training of the run before it, and what that run did after the checkpoint or the step is lost. A run that begins
-    from the start is a new training if the run before it has finished; otherwise it repeats that run's work, which is
-    lost.
+    A run continues the training of the previous run if it resumes from a checkpoint, or if its first step is not 0
+    because its Trainer has trained before. The previous run's work after the checkpoint or that step is lost. A run
+    that starts at step 0 without a checkpoint is a new training if the previous run has finished. Otherwise it repeats
+    the previous run's work, which is lost.
     """
     by_run: dict[str, list[Record]] = {}
     for record in records:
@@ -207,9 +208,9 @@ def best_interval_s(stall_s: float, failure_interval_s: float) -> float:
     """Return after how many seconds of training the next checkpoint should be saved.
 
     With short intervals, time is lost by saving; with long ones, by repeating the work after a failure. The interval
-    with the smallest expected loss is about ``sqrt(2 * stall_s * failure_interval_s)`` (Young, 1974). This is its
-    expansion of a higher order (Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
-    2006).
+    with the smallest expected loss is about ``sqrt(2 * stall_s * failure_interval_s)`` (Young, 1974). This function
+    computes Daly's estimate of a higher order ("A higher order estimate of the optimum checkpoint interval for restart
+    dumps", 2006).
 
     Args:
         stall_s: the seconds for which a save stops the training.

@@ -1,4 +1,6 @@
-"""The parts of a recorded step: the batch's signature, watched objects, learning rates on the device."""
+"""What ``graphs.py`` needs to record a training step as a device graph: the signature of a batch, objects whose changes
+are detected, and learning rates on the device.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,12 @@ class CannotRecord(Exception):
 
 
 def signature(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], list[Tensor]]:
-    """Return everything in ``batch`` that a graph depends on, except the numbers in its tensors; and these tensors.
+    """Return the batch's signature, which is everything in ``batch`` except the numbers in its tensors, and these
+    tensors. A graph is valid for batches with one signature.
 
     Raises:
-        CannotRecord: the batch holds a tensor that cannot be copied into another, or an object that is not plain data.
+        CannotRecord: the batch holds an object that is not plain data, or a tensor that a replay cannot copy its values
+            from.
     """
     found: list[Any] = []
     tensors: list[Tensor] = []
@@ -72,10 +76,11 @@ _NEVER_READ = ("_state_dict", "_load_state_dict", "_non_persistent", "_trainer",
 
 
 class Watched:
-    """What a recorded step has read and a replay does not read again: attributes, optimizer options, tensors.
+    """The objects that a step has read while it was recorded, and that a replay does not read again: attributes,
+    optimizer options, tensors.
 
     Args:
-        module: the user's. Its attributes, those of its layers, and the containers in them are watched.
+        module: the user's module. Its attributes, those of its layers, and the containers in them are watched.
         optimizer: the optimizer of the step. Its learning rates are not watched, because the graph reads them from the
             device.
     """
@@ -99,7 +104,7 @@ class Watched:
     def changed(self) -> str:
         """Return the name of a watched object that has changed; "" if none has.
 
-        A call needs about 20 ns for each value.
+        A call takes about 20 ns for each watched value.
         """
         now = list(chain.from_iterable(self._items))
         same = len(now) == len(self._flat) and all(map(operator.is_, now, self._flat))
@@ -114,12 +119,12 @@ class Watched:
                     return f"{name}.{list(place)[index]}" if isinstance(place, dict) else name
         if gradient_facts(self.tensors) != self._of_tensors:
             return "a parameter or a buffer (its memory, whether it requires gradients, or a hook)"
-        self._learn()  # equal values in other objects: watch the new objects
+        self._learn()  # the values are equal, but new objects: watch those
         return ""
 
 
 class _WithoutRate:
-    """The options of a parameter group, except the learning rate: a graph contains their values."""
+    """The options of a parameter group whose values a recorded graph contains: all except the learning rate."""
 
     def __init__(self, group: dict[str, Any]) -> None:
         self._group = group
@@ -166,7 +171,7 @@ _CONSTANT = frozenset({
 
 
 class TrainerWhileRecording:
-    """Replaces the Trainer while a step is recorded; reading a value that changes from step to step raises."""
+    """Replaces the Trainer while a step is recorded; raises if the step reads a value that may change between steps."""
 
     def __init__(self, trainer: Any, reads: list[str]) -> None:
         self.__dict__.update(_trainer=trainer, _reads=reads)
@@ -179,7 +184,7 @@ class TrainerWhileRecording:
 
 
 def index_while_recording(reads: list[str]) -> Any:
-    """Return a replacement for ``batch_idx``, which may be passed on; any other use raises."""
+    """Return a replacement for ``batch_idx`` that can be passed to a function, and raises if its value is used."""
 
     def read(*_: Any) -> Any:
         reads.append("training_step reads batch_idx, which differs from step to step")
@@ -191,7 +196,7 @@ def index_while_recording(reads: list[str]) -> Any:
 
 
 class RecordedLogs:
-    """Replaces the logbook of a module while a step is recorded; it keeps the calls of ``self.log`` for each replay."""
+    """Replaces a module's logbook while a step is recorded; stores the calls of ``self.log``, which replays repeat."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Any] = {}
@@ -199,17 +204,17 @@ class RecordedLogs:
 
     @property
     def scope(self) -> RecordedLogs:
-        """The fields of a :class:`~drivetrain.logbook.logbook.Scope` that ``self.log`` reads."""
+        """This object: it has the fields of a :class:`~drivetrain.logbook.logbook.Scope` that ``self.log`` reads."""
         return self
 
     def open_entry(self, name: str, value: Any, options: Options, batch_size: Any = None) -> RecordedLogs:
-        """Keep one call."""
+        """Store one call of ``self.log``."""
         value = value.detach() if isinstance(value, Tensor) and not options.enable_graph else value
         self.calls.append((name, value, options, batch_size))
         return self
 
     def push(self, value: Any, batch_size: Any) -> None:
-        """Do nothing: :meth:`open_entry` has kept the value."""
+        """Do nothing: :meth:`open_entry` has stored the value."""
 
     def check(self) -> None:
         """Check that a replay can repeat the recorded calls without running the user's Python code.
@@ -226,9 +231,9 @@ class RecordedLogs:
 
 
 class DeviceRates:
-    """An optimizer that reads its learning rates and step counts from the device while this context is entered.
+    """Context in which an optimizer reads its learning rates and step counts from the device.
 
-    Outside the context, the parameter groups are as the user and the schedulers see them.
+    Outside the context, the parameter groups contain the numbers and options that the user and the schedulers have set.
     """
 
     def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
@@ -285,16 +290,17 @@ class DeviceRates:
                 state["step"] = step.to(device)
 
     def end(self) -> None:
-        """Restore the optimizer: without ``capturable``, most optimizers keep their step counts on the host."""
+        """Move the step counts to the host, unless ``capturable`` or ``fused`` of a group needs them on the device."""
         kept = any(group.get("capturable") or group.get("fused") for group in self.optimizer.param_groups)
         self.place(self._device if kept else HOST)
 
 
 def _has_fused_kernel(optimizer: Optimizer) -> bool:
-    """Return whether the optimizer steps with torch's fused kernel while it reads its rates from the device.
+    """Return whether a :class:`DeviceRates` lets the optimizer step with torch's fused kernel.
 
-    SGD has no other kernel that can read them there. Adam and AdamW have one, ``capturable``, but it is slower; it is
-    used only if the user has chosen a kernel, or for 64-bit parameters, because fused kernels read rates in 32 bits.
+    SGD has no other kernel that reads learning rates from the device. Adam and AdamW have one, ``capturable``, which is
+    slower than ``fused``. They use it only if the user has chosen a kernel, or for 64-bit parameters, because fused
+    kernels read learning rates in 32 bits.
     """
     if type(optimizer) not in (Adam, AdamW):
         return type(optimizer) is SGD

@@ -1,17 +1,17 @@
-"""``Trainer(cuda_graphs=...)``: complete training steps, recorded as graphs of the device and replayed.
+"""``Trainer(cuda_graphs=...)``: record complete training steps as graphs of the device, and replay them.
 
 One graph belongs to one signature: the shapes and types of a batch's tensors, and its other values. The first steps
-with a signature run without a graph, on a side stream. Then the step is recorded, and three batches run twice from the
-same state: once without the graph, once as a replay. If all changed, logged and returned values are equal bit for bit,
-the graph is kept; with "auto", only if it is faster.
+with a signature run without a graph, on a side stream. Then the step is recorded, and each of the next three batches
+runs twice from the same state: once without the graph, once as a replay. The graph is kept if all changed, logged and
+returned values of both are equal bit for bit; with "auto", only if the replay is also faster.
 
 A replay runs no Python. Python objects that the step has read are watched (:class:`Watched`), and a change of one of
-them drops all graphs. After a replay, the loop's counters are advanced here.
+them drops all graphs. So this module advances the loop's counters after a replay.
 
 [Note: the same numbers with and without a graph]
-From its first step on, a run with graphs reads learning rates and step counts from the device, as with torch's
-``capturable=True``, also in steps without a graph. So the numbers do not depend on which steps were replayed, nor on
-measured times.
+A run with graphs reads learning rates and step counts from the device in every step, replayed or not, as torch does
+with ``capturable=True``. So the resulting numbers do not depend on which steps were replayed, nor on the measured times
+that decide it.
 """
 
 from __future__ import annotations
@@ -54,18 +54,22 @@ from drivetrain.loops.step_checks import no_graphs, why_not_now, why_not_recorde
 
 WARM_UPS, TRIALS = 3, 3
 FASTER = 0.98
-"""With "auto", a graph is kept if a replay takes less than this share of the time without it: times vary by 1 %."""
+"""With "auto", a graph is kept if a replay takes less than this share of the time without a graph. The share is below
+1, because measured times vary by 1 %.
+"""
 MOST_GRAPHS = 8
-"""How many signatures are recorded at most; each keeps the memory of a step."""
+"""How many signatures are recorded at most: each graph holds the memory of a step."""
 MOST_CHANGES = 8
-"""How often graphs are dropped because something has changed, before steps run without them for the rest of the fit."""
+"""How often the graphs are dropped because a watched object has changed. After the next change, steps run without
+graphs for the rest of the fit.
+"""
 
 _OPTIMIZER_STEP = int(Phase.OPTIMIZER_STEP)
 _clock = time.perf_counter
 
 
 def bind_graphs(run: Run, bound: BoundStep) -> BoundStep:
-    """Return ``bound``, with steps replayed where that is possible; otherwise log the reason."""
+    """Return a step that replays graphs of ``bound``; if that is impossible, log the reason and return ``bound``."""
     strategy = run.engine.strategy
     if run.graphs is None:
         run.graphs = GraphedSteps(run)
@@ -84,13 +88,13 @@ class _Recorded:
     """The steps with one signature.
 
     Attributes:
-        seen: the number of steps so far. times: seconds of the trials, without the graph and replayed.
+        seen: the number of steps so far. times: the seconds of each trial, without the graph and as a replay.
         replay: runs the graph; ``None``: there is no graph.
-        inputs: the tensors from which the graph reads the batch. output, calls: what the recorded step returned and
-            logged.
+        inputs: the tensors from which the graph reads the batch. output, calls: the recorded step's result and its
+            calls of ``self.log``.
         steps: the number of optimizer steps in a recorded step. window: the state of the run's window after a recorded
             step.
-        gradients: the parameters, with the gradients that the graph writes.
+        gradients: pairs of a parameter and the gradient that the graph writes for it.
     """
 
     seen: int = 0
@@ -220,12 +224,12 @@ class GraphedSteps:
         known.replay()
         torch.autograd.graph.increment_version(self._watched.tensors)
         first, own = known.gradients[0]
-        if first.grad is not own:  # a step without a graph ran in between, or a hook has cleared the gradients
+        if first.grad is not own:  # after the last replay, a step ran without a graph, or a hook cleared the gradients
             for parameter, gradient in known.gradients:
                 parameter.grad = gradient
 
     def _log(self, calls: Sequence[tuple[Any, ...]], known: _Recorded | None = None) -> None:
-        """Repeat the ``self.log`` calls of a recorded step; ``known``: its next replay overwrites the values."""
+        """Repeat the ``self.log`` calls of a step; with ``known``, its next replay overwrites the logged tensors."""
         book = self._run.book
         for name, value, options, batch_size in calls:
             entry = None if book.scope is None else book.scope.entries.get(name)
@@ -246,7 +250,7 @@ class GraphedSteps:
         with self._recorder.beside(waits):
             output = self._run_step(batch, batch_idx)
         why, changed = "", watched.changed()
-        if known.seen == 1:  # objects that a step creates on first use exist now, so watch them from here on
+        if known.seen == 1:  # a step may create objects on first use: watch them, too
             if changed and any(each.replay is not None for each in self._known.values()):
                 self._forget(changed)
             self._watch()
@@ -264,7 +268,7 @@ class GraphedSteps:
         return output
 
     def _host_rng(self) -> Any:
-        """The states of the random generators that graphs do not use."""
+        """The states of the random generators on the host, which a graph neither uses nor advances."""
         states = rng_state()
         own = states["torch"].tolist() if self._device.type != HOST.type else None
         return states["python"], states.get("numpy"), own
@@ -323,7 +327,7 @@ class GraphedSteps:
         return output
 
     def _judge(self, known: _Recorded) -> None:
-        """Keep a graph if its trials were equal; with "auto", only if it is also faster."""
+        """Decide after equal trials whether to keep a graph: always if ``cuda_graphs=True``, else if it is faster."""
         plain, replayed = (min(each) * 1000 for each in known.times)  # the first replay also loads the graph
         shapes = " + ".join("x".join(map(str, each.shape)) or "1" for each in known.inputs)
         figures = f"{replayed:.3f} ms replayed, {plain:.3f} ms without a graph, equal bit for bit in {TRIALS} steps"

@@ -1,15 +1,16 @@
-"""The kernel that steps parameters on the host: a loop over them, ``foreach`` or ``fused``.
+"""Choose the kernel with which torch's optimizers step parameters on the host: a loop, ``foreach`` or ``fused``.
 
 [Note: when]
 On the host, torch loops over parameters in Python unless the optimizer was created with another kernel. ``foreach``
-makes one call per operation instead of one per operation and parameter. Each call performs the same operations on each
-parameter, so the numbers are equal bit for bit. ``foreach`` is faster for many small parameters, and slower if they do
-not fit into the processor's cache. ``fused`` makes one call for everything and is faster at any size, but rounds
-differently. benchmarks/optimizer_kernels.py measures both. On other devices torch chooses ``foreach`` itself, and this
-module chooses nothing.
+makes one call per operation, and the loop one per operation and parameter. Each call performs the same operations on
+each parameter, so for most optimizers the numbers are equal bit for bit (``_EQUAL``). ``foreach`` is faster for many
+small parameters, and slower if the parameters do not fit into the processor's cache. ``fused`` makes one call for all
+operations and parameters. It is faster at any size, but rounds differently. benchmarks/optimizer_kernels.py measures
+both. On other devices torch chooses ``foreach`` itself, and this module chooses nothing.
 
 The options of an optimizer belong to the user, and checkpoints contain them. A kernel is therefore set only while the
-optimizer steps. The loop is set as a kernel, too: otherwise torch inspects each parameter in each step before it loops.
+optimizer steps. The loop is set in this way, too (``foreach=False``), because without a set kernel torch inspects each
+parameter in each step before it loops.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _EQUAL = ("SGD", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax", "Rprop")
 """Optimizers whose ``foreach`` performs the same operations as the loop."""
 
 _ROUNDING = ("NAdam", "RAdam")
-"""Optimizers whose ``foreach`` is faster, and rounds differently."""
+"""Optimizers whose ``foreach`` is faster than the loop, but rounds differently."""
 
 _LOOPS = (*_EQUAL, *_ROUNDING, "Adagrad", "ASGD")
 """Optimizers that loop over parameters on the host, unless an option asks for another kernel."""
@@ -34,12 +35,14 @@ _FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 """Optimizers that have a fused kernel on the host."""
 
 _FEWEST, _MOST_NUMBERS = 12, 300_000
-"""``foreach`` is faster with at least 12 parameters, if they contain at most 300,000 numbers together."""
+"""``foreach`` is faster with at least 12 parameters whose number of elements is at most 300,000 in total."""
 
 _DTYPES = (torch.float32, torch.float64)
-"""In narrower types ``foreach`` rounds differently, and ``fused`` has lost updates (pytorch#191763)."""
+"""The types for which a kernel is chosen. In narrower ones ``foreach`` rounds differently, and ``fused`` has lost
+updates (pytorch#191763).
+"""
 
-_agree: dict[tuple[Any, ...], bool] = {}  # results of training toy models in this process
+_agree: dict[tuple[Any, ...], bool] = {}  # by toy model: whether a kernel agreed with torch's default one
 
 
 class Kernel(NamedTuple):
@@ -48,8 +51,8 @@ class Kernel(NamedTuple):
     Attributes:
         group: one of ``optimizer.param_groups``.
         name: the option that chooses the kernel, "foreach" or "fused".
-        size: the number of parameters for which it was chosen.
-        value: the option's value; ``False``: the loop, whatever the number of parameters.
+        size: the number of parameters for which the kernel was chosen.
+        value: the option's value; ``False`` chooses the loop, which fits any number of parameters.
     """
 
     group: dict[str, Any]
@@ -58,18 +61,19 @@ class Kernel(NamedTuple):
     value: bool = True
 
     def fits(self) -> bool:
-        """Return whether the group still has ``size`` parameters and a plain learning rate, and no kernel chosen."""
+        """Return whether the group still has ``size`` parameters, a rate that is no tensor, and no kernel set."""
         group = self.group
         is_free = group["foreach"] is None and group.get("fused") is None
         return is_free and len(group["params"]) == self.size and type(group["lr"]) is not Tensor
 
 
 def choose(optimizer: Optimizer, wanted: str | None) -> list[Kernel]:
-    """Return a kernel for each parameter group that torch's default kernel would step more slowly.
+    """Return a kernel for each parameter group for which it is faster than torch's default kernel.
 
     Args:
         optimizer: exactly one of torch's classes, not a subclass.
-        wanted: "equal": only kernels that compute the same numbers; "fastest": others too; ``None``: none.
+        wanted: "equal": only kernels that compute the same numbers as the default; "fastest": also kernels that round
+            differently; ``None``: no kernels.
     """
     if wanted is None:
         return []
@@ -87,7 +91,7 @@ def loops(optimizer: Optimizer, kernels: Sequence[Kernel]) -> list[Kernel]:
 
 
 def with_kernels(step: Callable[[Optimizer], Any], kernels: Sequence[Kernel]) -> Callable[[Optimizer], Any]:
-    """Return ``step`` with these kernels chosen while it runs."""
+    """Return a function that calls ``step`` while the options of ``kernels`` are set."""
     if not kernels:
         return step
 
@@ -111,7 +115,7 @@ def _kernel(kind: type[Optimizer], group: dict[str, Any], may_round: bool) -> Ke
     parameters = group["params"]
     if not all(type(each) is nn.Parameter and each.is_cpu and each.dtype in _DTYPES for each in parameters):
         return None
-    # parameters that share memory: the loop's second step would begin with the result of its first
+    # If two parameters share memory, the loop steps the second from the result of the first, and other kernels may not.
     count, numbers = len({each.data_ptr() for each in parameters}), sum(each.numel() for each in parameters)
     if count < len(parameters):
         return None

@@ -1,8 +1,8 @@
-"""The ledger of a training: a file beside its checkpoints, to which each run appends where its time goes.
+"""The ledger of a training: a file beside its checkpoints, to which each run appends records of how its time was spent.
 
-A record is one line of JSON, written by one call at the end of the file, so that a killed process leaves all earlier
-records, and at most a part of its last one. Each record holds sums since the run began, so it can be read without the
-others. ``goodput.py`` reads them.
+A record is one line of JSON, which one call appends to the file. So a killed process leaves all its earlier records,
+and at most the last one is incomplete. Each record holds sums since the run began, so it can be read without the
+others. ``goodput.py`` reads the records.
 """
 
 from __future__ import annotations
@@ -25,25 +25,28 @@ from drivetrain.loops.progress import Phase
 
 _STEP, _DATA, _VALIDATION, _SAVE, _START = range(len(PARTS))
 _PART_OF = [_START] * (max(Phase) + 1)
-"""By phase: the part of the run to which its time belongs."""
+"""For each phase, the index in ``PARTS`` of the part to which its time belongs."""
 _PART_OF[Phase.EPOCH_START : Phase.BETWEEN_EPOCHS + 1] = [_STEP] * (Phase.BETWEEN_EPOCHS + 1 - Phase.EPOCH_START)
 _PART_OF[Phase.FETCH] = _DATA
 _PART_OF[Phase.VALIDATION_DUE] = _VALIDATION
 _PART_OF[Phase.VALIDATION_START : Phase.VALIDATION_END + 1] = [_VALIDATION] * 4
 _BEFORE_A_BATCH = [_START if part == _STEP else part for part in _PART_OF]
-"""The same, until a run's first batch begins: during set-up, a run that resumes is in a phase of its last batch."""
+"""``_PART_OF`` until a run's first batch begins. During its set-up, a run that resumes has a phase of the batch at
+which the checkpoint was saved, and this time belongs to "start".
+"""
 _BEFORE_A_BATCH[Phase.BATCH_START] = _STEP
 
-_RECORDS_PER_AGE, _EVERY_S = 100, (1.0, 60.0)  # a record after each 1 % of a run's age, at most each 1 s, at least 60 s
+_RECORDS_PER_AGE, _EVERY_S = 100, (1.0, 60.0)  # a record after each 1 % of a run's age, but after 1 s to 60 s
 
 
 class TimedSlot:
-    """The memory of :attr:`Progress.slot`, with the time that a run has spent in each part.
+    """Replaces the memory of :attr:`Progress.slot`, and measures the time that a run spends in each part.
 
-    The loops write their phase into it as into any other memory, so only a run that is measured pays for it.
+    The loops write their phase into either memory in the same way, so only a run that is measured has the costs of
+    measuring.
 
     Args:
-        memory: the slot until now.
+        memory: the previous memory of the slot.
         earlier_s: seconds before now that belong to the run's start.
         clock: returns seconds.
     """
@@ -78,7 +81,7 @@ class TimedSlot:
             self.saved()
 
     def times(self) -> tuple[float, dict[str, float]]:
-        """Return the seconds since the run began, and how they are divided; any thread may call it."""
+        """Return the seconds since the run began, in total and by part; any thread may call this."""
         part, seconds = self._part, list(self._seconds)
         elapsed_s = self._clock() - self._began
         seconds[part] += elapsed_s - sum(seconds)
@@ -86,13 +89,13 @@ class TimedSlot:
 
 
 class Ledger:
-    """Appends the records of one run, at its events and, by a thread, in between.
+    """Appends the records of one run: one at each event of the run, and, from a thread, one at intervals.
 
     If a write fails, the ledger warns once, and the run continues.
 
     Args:
         path: a local file; its folder is created.
-        slot: measures the run.
+        slot: measures the run's times.
         step: returns the number of optimizer steps.
     """
 
@@ -100,8 +103,8 @@ class Ledger:
         self.path, self.slot, self._step = path, slot, step
         self._id, self._handle, self._failure, self._warned = uuid.uuid4().hex[:8], -1, "", False
         self._over = threading.Event()
-        self._begin: Record = {}  # the record of when the training began
-        self._report = Report()  # the report of the ledger up to that time
+        self._begin: Record = {}  # the record of the event "train"
+        self._report = Report()  # the report of the ledger up to that record
         self._saves = 0
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -114,13 +117,13 @@ class Ledger:
         self._thread.start()
 
     def begin_training(self, resumed: bool) -> None:
-        """Write at which step the training begins; ``resumed``: with the state of a checkpoint."""
+        """Append the record that training begins at the current step; ``resumed``: from a checkpoint."""
         self._begin = self.write("train", resumed=resumed)
         found, unread = list[Record](), 0
         with contextlib.suppress(OSError):
             found, unread = read(self.path)
         earlier = [each for each in found if each["run"] != self._id]
-        self._report = account([*earlier, self._begun, self._begin], unread)  # the file may lack this run's
+        self._report = account([*earlier, self._begun, self._begin], unread)  # the file may lack these two
 
     def report(self) -> Report | None:
         """Return the report of the ledger, until now; ``None`` before the training begins."""
@@ -142,12 +145,12 @@ class Ledger:
         self.write("save")
 
     def write(self, event: str, warns: bool = True, **more: Any) -> Record:
-        """Append a record of now with ``more`` entries, and return it. ``warns``: warn if a write has failed, once."""
+        """Append a record of ``event`` with ``more`` entries, and return it. ``warns``: warn once if a write failed."""
         elapsed_s, seconds = self.slot.times()
         parts = {name: round(value, 6) for name, value in seconds.items()}
         record = {"v": VERSION, "run": self._id, "pid": os.getpid(), "event": event, "time": time.time()}
         record |= {"elapsed": round(elapsed_s, 6), "step": self._step(), "parts": parts, **more}
-        # A line begins with its newline, so that a line that was cut damages no other.
+        # The newline precedes the record, so that an incomplete line does not damage the next one.
         line = b"\n" + json.dumps(record, separators=(",", ":")).encode()
         try:
             if self._handle >= 0 and os.write(self._handle, line) < len(line):
@@ -178,10 +181,10 @@ class Ledger:
     def _keep_writing(self) -> None:
         shortest_s, longest_s = _EVERY_S
         while not self._over.wait(min(longest_s, max(shortest_s, self.slot.times()[0] / _RECORDS_PER_AGE))):
-            self.write("beat", warns=False)  # the main thread warns
+            self.write("beat", warns=False)  # only the main thread warns
 
 
-_measured_by = -1  # the process whose start was counted; a forked process has a start of its own
+_measured_by = -1  # the id of the process whose age was returned; a forked process has an age of its own
 
 
 def since_process_start_s() -> float:

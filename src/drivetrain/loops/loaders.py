@@ -1,4 +1,4 @@
-"""The sources of a run's loaders: the caller's arguments, the datamodule, or the module."""
+"""Create, check and distribute a run's loaders, from the caller's arguments, the datamodule, or the module."""
 
 from __future__ import annotations
 
@@ -74,10 +74,11 @@ def _without_batches(loader: Any) -> tuple[str, str]:
 
 
 def check_counts(counts: Sequence[float], word: str) -> None:
-    """Check that every rank has a batch, or none has: ``counts`` are the batches of each rank's ``word`` loader.
+    """Check that all ranks have a batch, or none has one: ``counts`` are the ranks' numbers of batches of a ``word``
+    loader.
 
     Raises:
-        ConfigurationError: some ranks have none, and could not take part in the others' collectives.
+        ConfigurationError: only some ranks have batches; the others could not take part in their collectives.
     """
     if 0 in counts and any(counts):
         raise ConfigurationError(
@@ -87,7 +88,7 @@ def check_counts(counts: Sequence[float], word: str) -> None:
 
 
 def order_shared(loader: Any) -> str:
-    """Return a text for :func:`check_orders` that identifies the order of samples which ``loader`` distributes."""
+    """Return a text for :func:`check_orders` that is equal on all ranks if their loaders have one order of samples."""
     if isinstance(loader, CombinedLoader):
         return " and ".join(map(order_shared, loader.flattened))
     batches = rank_batches(loader)
@@ -105,8 +106,8 @@ def order_shared(loader: Any) -> str:
 def _chosen(dataset: Any) -> str:
     """Return a text that identifies the samples of a ``torch.utils.data.Subset``; "" for other data sets.
 
-    ``random_split`` without a seed gives every rank a different split, so one rank's validation samples may be in
-    another's training set.
+    Without a seed, ``random_split`` divides the samples differently on each rank, so one rank's validation samples may
+    be in another's training set.
     """
     if not (isinstance(dataset, Subset) and isinstance(dataset.indices, Sequence)) or len(dataset) == 0:
         return ""
@@ -116,7 +117,8 @@ def _chosen(dataset: Any) -> str:
 
 
 def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None:
-    """Check that all ranks distribute the same ``orders``, one for each rank; ``word`` is the kind of the loader.
+    """Check that all ranks have the same order of samples. ``orders`` has one text of :func:`order_shared` per rank;
+    ``word`` is the kind of loader.
 
     Raises:
         ConfigurationError: the ranks' orders differ, so samples would be left out or seen twice.
@@ -137,19 +139,19 @@ def _is_shared(loader: Any) -> bool:
 
 
 def rank_batches(loader: Any) -> samplers.RankBatches | None:
-    """Return the object that distributes the samples of ``loader`` and knows its batches' weights, if it has one."""
+    """Return the sampler or batch sampler of ``loader`` that distributes its samples over the ranks, if it has one."""
     places = [getattr(loader, place, None) for place in ("batch_sampler", "sampler")]
     return next((place for place in places if isinstance(place, samplers.RankBatches)), None)
 
 
 def _own(loader: Any) -> Any:
-    """Return the user's own list of batches, or the loader."""
+    """Return the user's list of batches if ``loader`` wraps one, else ``loader``."""
     return loader.batches if isinstance(loader, BatchList) else loader
 
 
 @dataclass
 class EvalLoader:
-    """One evaluation loader, the number of its batches in a pass, and whether it is fetched ahead.
+    """One evaluation loader, the number of its batches in a pass, and whether its batches are fetched ahead.
 
     ``counts`` holds the number of batches of every rank, once the ranks have exchanged them. ``started`` is the
     iterator of the next pass, if it was created early.
@@ -167,24 +169,25 @@ class Loaders:
     """The loaders of one run, each created on first use and only once, unless it is reloaded.
 
     Args:
-        module, datamodule: their hooks create loaders that were not passed; the datamodule has precedence.
-        passed: for each stage ("fit", "validate", "test", "predict"), the loaders that the caller passed; ``None``
-            without any.
+        module, datamodule: their hooks create the loaders that the caller did not pass. A hook of the datamodule has
+            precedence.
+        passed: for each stage ("fit", "validate", "test", "predict"), the loaders that the caller passed, or ``None``.
         limit: returns the current limit on the number of batches of a stage, which may change during the run.
         call: calls a hook of the module or the datamodule by name.
         epoch: returns the index of the current epoch.
         strategy: divides the loaders among the ranks, and may replace each of them.
         settings: the Trainer's arguments that change loaders.
-        found: receives what was passed for a stage, or what its hook returned, before the Trainer uses it.
+        found: called with the loaders that the caller passed for a stage or its hook returned, before the Trainer
+            changes them.
 
     Attributes:
         made_training: the training loader, or the combined one; ``None`` until it is created.
-        made_passes: the passes over it; ``None`` until training begins.
+        made_passes: the passes over the training loader; ``None`` until training begins.
         made_evaluation: for each stage, the evaluation loaders that exist.
         made_in: for each stage, the epoch in which its loaders were created.
-        makes_training: the hook that creates the training loader is running.
-        tried: the stages whose loaders were iterated during set-up: see the switch ``early_iterators``.
-        pins: as for :func:`drivetrain.data.batched.start_pass`.
+        makes_training: whether the training loader is being created.
+        tried: the stages whose loaders ``early.py`` has called ``iter`` on.
+        pins: the argument ``pins`` of :func:`drivetrain.data.batched.start_pass`.
     """
 
     module: Any
@@ -203,7 +206,7 @@ class Loaders:
     makes_training: bool = field(default=False, init=False)
     tried: set[str] = field(default_factory=set, init=False)
     pins: bool = field(default=False, init=False)
-    _made_before: dict[str, int] = field(default_factory=dict, init=False)  # made_in of the checkpoint's run
+    _made_before: dict[str, int] = field(default_factory=dict, init=False)  # made_in as a checkpoint contained it
     _nested: dict[str, Any] = field(default_factory=dict, init=False)
     # the lengths of the training loader on every rank
     _lengths: list[int | None] = field(default_factory=list, init=False)
@@ -212,9 +215,9 @@ class Loaders:
     def again(
         self, limit: Callable[[str], int | float], call: Callable[[Any, str], Any], epoch: Callable[[], int]
     ) -> Loaders:
-        """Return a copy with the same sources, and no loader created yet."""
+        """Return a copy that has the same sources and has created no loader."""
         other = replace(self, limit=limit, call=call, epoch=epoch)
-        other._nested = self._nested  # shared, so that both return the newest loaders
+        other._nested = self._nested  # the same dictionary, so that :meth:`made` of both returns the newest loaders
         return other
 
     def is_passed(self, stage: str) -> bool:
@@ -222,12 +225,12 @@ class Loaders:
         return self.passed.get(stage) is not None
 
     def restore_ages(self, made_in: Mapping[str, int]) -> None:
-        """Restore from a checkpoint the epochs in which existing and future loaders were created."""
+        """Restore the epochs in which a checkpoint's run created its loaders, also for loaders not created yet."""
         self._made_before = {stage: epoch for stage, epoch in made_in.items() if stage not in self.made_in}
         self.made_in.update({stage: made_in[stage] for stage in self.made_in if stage in made_in})
 
     def evaluation_states(self, stage: str) -> list[dict[str, Any]]:
-        """Return the states that a stage's existing loaders keep from pass to pass."""
+        """Return the states that the stage's created loaders carry from one pass to the next."""
         return loader_states(source.loader for source in self.made_evaluation.get(stage, []))
 
     def restore_evaluation(self, stage: str, states: list[dict[str, Any]]) -> None:
@@ -243,7 +246,7 @@ class Loaders:
         return stage in self.made_evaluation
 
     def is_known(self, stage: str) -> bool:
-        """Whether loaders of the evaluation ``stage`` were passed, or a hook has already returned them."""
+        """Whether the caller passed the loaders of the evaluation ``stage``, or a hook has already created them."""
         return self.passed.get(stage) is not None or self.is_made(stage)
 
     def defined(self, stage: str) -> bool:
@@ -255,7 +258,7 @@ class Loaders:
         """The training loader; several loaders are combined, and the shorter ones restart until the longest ends.
 
         Raises:
-            ConfigurationError: there is none, or its type is not supported.
+            ConfigurationError: there is no training loader, or its type is not supported.
         """
         if self.made_training is None:
             self.makes_training = True
@@ -284,8 +287,8 @@ class Loaders:
         return self.made_passes
 
     def division(self) -> dict[str, int | None]:
-        """Return how the training samples are divided among the ranks: the entries ``data_ranks`` and ``divided_from``
-        of a checkpoint.
+        """Return how the training samples are divided among the ranks, as a checkpoint's entries ``data_ranks`` and
+        ``divided_from``.
         """
         if self.made_training is None:
             return {}
@@ -295,13 +298,14 @@ class Loaders:
         return {"data_ranks": ranks, **divided}
 
     def divide_from(self, done: int, shares: bool = False) -> int:
-        """Let the next batch of the current epoch begin at sample ``done``, counted over all ranks; 0: at its start.
+        """Divide the rest of the current epoch among the ranks again, from sample ``done`` on, counted over all ranks;
+        0: from the epoch's start.
 
-        With one rank, the training loader becomes a copy that draws through a :class:`RankBatches` from now on; if
-        ``shares``, also at the epoch's start.
+        With one rank, a copy that draws through a :class:`RankBatches` replaces the training loader if ``done`` is not
+        0 or ``shares``.
 
         Returns:
-            The number of batches that the first ``done`` samples count as.
+            As how many batches the first ``done`` samples count.
         """
         batches = rank_batches(self.training())
         if batches is None and (done or shares):
@@ -312,7 +316,7 @@ class Loaders:
         return 0 if batches is None else batches.batches_before()
 
     def close(self) -> None:
-        """Stop persistent workers, except in loaders that the caller holds."""
+        """Stop persistent workers, except those of evaluation loaders that the caller passed."""
         if self.made_passes is not None:
             self.made_passes.close()
         for stage, sources in self.made_evaluation.items():
@@ -321,10 +325,7 @@ class Loaders:
                     keep_iterator(source.loader, None)
 
     def made(self, stage: str) -> Any:
-        """Return the loaders of ``stage`` in the nesting in which they were passed; ``None`` before they are created.
-
-        For a CombinedLoader it is the nesting inside it.
-        """
+        """Return the created loaders of ``stage``, nested as the caller or a hook gave them; without any, ``None``."""
         if not (self.made_training is not None if stage == "fit" else stage in self.made_evaluation):
             return None
         given = self._nested[stage]
@@ -333,8 +334,8 @@ class Loaders:
     def count_training(self) -> float:
         """Return the number of training batches in an epoch; ``inf`` if it is unknown.
 
-        With several processes it is the largest count of all ranks. If their loaders may differ in length, the first
-        call exchanges the counts, so all ranks must make it.
+        With several processes, the result is the largest count of all ranks. If the ranks' loaders may differ in
+        length, the first call exchanges the lengths, so all ranks must make it.
 
         Raises:
             ConfigurationError: some ranks have no batch at all; raised on all ranks.
@@ -373,7 +374,8 @@ class Loaders:
         """Discard the loaders of ``stage`` if they are ``every`` epochs old (0: never). Return whether they were
         discarded.
 
-        Loaders that were passed are kept: only a hook can create new ones.
+        Loaders that the caller passed are kept, because only a hook can create new ones; for them, too, the result is
+        true.
         """
         age = self.epoch() - self.made_in.get(stage, self.epoch())
         if not every or age < every:
@@ -424,18 +426,18 @@ class Loaders:
                 loader = without_shuffle(loader)
             if stage == "predict":
                 loader = with_every_sample(loader)
-            if shares:  # combined loaders advance at different speeds, so none of their batches may count for less
+            if shares:  # combined loaders advance at different speeds: pad them, so that all ranks' batches are equal
                 loader = familiar.share(strategy, loader, settings.split_batches, pads=several)
             loader = strategy.process_dataloader(loader) if has_last_word else loader
             log_fetching(loader)
             return loader
 
         if isinstance(made, CombinedLoader):
-            # a copy: the user's object may be distributed again
+            # a copy, because another run may distribute the user's object again
             made = copy.copy(made) if shares else made
             made.flattened = [prepare(loader) for loader in made.flattened]
         else:
-            made = map_leaves(prepare, tree) if is_tree else prepare(made)  # the user's own list, not the BatchList
+            made = map_leaves(prepare, tree) if is_tree else prepare(made)  # the user's list, not a BatchList of it
         self._nested[stage] = map_leaves(_own, made) if is_tree else made
         return made, is_tree
 

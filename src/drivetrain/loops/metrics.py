@@ -1,4 +1,4 @@
-"""The metric objects (torchmetrics) of a run: their locations and states."""
+"""Find the metric objects (torchmetrics) of a run, and copy, merge and restore their states."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ State = dict[str, Any]
 
 _HOLDERS = (nn.Module, list, tuple, dict)
 _OF_TORCH = frozenset(vars(nn.Module()))
-"""The attributes of every module, such as its children, parameters and hooks, in which no metric object is searched."""
+"""The attributes that torch gives every module, such as its hooks. :func:`metrics_in` does not search them, because it
+visits submodules anyway.
+"""
 
 
 def metrics_in(owner: Any) -> dict[str, nn.Module]:
     """Return the torchmetrics objects that can be reached from ``owner``, by path.
 
-    They are submodules, attributes, and items of lists, tuples and dictionaries, at any depth. A submodule's path is
-    its name; an item's is ``name[index]``.
+    The function searches submodules, attributes, and items of lists, tuples and dictionaries, at any depth. A
+    submodule's path is its name; an item's path is ``name[index]``.
     """
     found: dict[str, nn.Module] = {}
     seen: set[int] = set()
@@ -36,7 +38,7 @@ def metrics_in(owner: Any) -> dict[str, nn.Module]:
                 place = f"{path}.{name}".strip(".")
                 states: dict[str, Any] = {}
                 if _is_metric(child):
-                    found[place], states = child, vars(child)["_defaults"]  # the metric's states may be long lists
+                    found[place], states = child, vars(child)["_defaults"]  # not searched: they may be long lists
                 waiting += [
                     (f"{place}.{key}".strip("."), held) for key, held in vars(child).items()
                     if isinstance(held, _HOLDERS) and key not in _OF_TORCH and key not in states
@@ -66,7 +68,7 @@ def state_of(metric: nn.Module) -> State:
 
 
 def set_state(metric: Any, saved: State, forget: bool = True) -> None:
-    """Restore a state of :func:`state_of`; ``forget``: drop a computed value that belongs to another state."""
+    """Restore a state of :func:`state_of`; ``forget``: drop the cached result of ``compute`` of the previous state."""
     for key, value in saved["states"].items():
         setattr(metric, key, value.to(metric.device) if isinstance(value, Tensor) else value)
     metric._update_count = saved["updates"]
@@ -75,7 +77,8 @@ def set_state(metric: Any, saved: State, forget: bool = True) -> None:
 
 
 def merged_states(metric: Any, saved: Sequence[State]) -> tuple[State, list[str]]:
-    """Return the state of a metric object that has seen the samples of all ``saved`` states; without any, the initial.
+    """Return the state as of one metric object that has seen the samples of all ``saved`` states; the initial state if
+    ``saved`` is empty.
 
     Returns:
         The state, and the names of its parts that are taken from the first of ``saved`` alone, because the metric
@@ -109,11 +112,11 @@ _REDUCED: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "dim_zero_min": lambda values: torch.stack(values).amin(0),
     "dim_zero_cat": lambda values: torch.cat([value.reshape(-1, *value.shape[1:]) for value in values]),
 }
-"""How torchmetrics reduces a state over ranks, by the names of its functions."""
+"""The reductions of states over ranks, by the names of torchmetrics' functions for them."""
 
 
 def copied_state(metric: nn.Module) -> State:
-    """Return a copy of a metric object's state: an update may write into its tensors, and append to its lists."""
+    """Return a copy of a metric object's state, because later updates may write into its tensors and lists."""
     saved = state_of(metric)
     values = {
         key: value.clone() if isinstance(value, Tensor) else copy.copy(value) for key, value in saved["states"].items()

@@ -1,4 +1,4 @@
-"""The step of a strategy that owns it: the parts that the strategy receives, and the hooks that it must call."""
+"""Bind a strategy's own training step (``bind_step``): pass it the parts of a step, and check which hooks it calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def own_step(run: Run) -> Step | None:
     """Return the strategy's own step, if it has one.
 
     Raises:
-        ConfigurationError: an overridden hook would not be called.
+        ConfigurationError: the strategy's step would not call an overridden hook.
     """
     progress, strategy = run.progress, run.engine.strategy
     own = strategy.bind_step(_parts(run))
@@ -59,7 +59,8 @@ def _check_honoured(run: Run) -> None:
     """Check that the strategy calls every overridden hook inside the step.
 
     Raises:
-        ConfigurationError: the strategy does not call one of them, or does not clip although gradient_clip_val is set.
+        ConfigurationError: the strategy does not call an overridden hook, or does not clip although gradient_clip_val
+            is set.
     """
     strategy, hooks = run.engine.strategy, run.hooks
     if strategy.facts.honoured_hooks == "all":
@@ -81,7 +82,7 @@ def _check_honoured(run: Run) -> None:
 
 
 def _parts(run: Run) -> StepParts:
-    """Return the parts of a step, bound as in the loop's own step."""
+    """Return the parts of a step for the strategy, bound as the loop binds them for its own step."""
     strategy, precision, window = run.engine.strategy, run.engine.precision, run.window
     optimizers, shared = strategy.optimizers, window.gather is not None
     first = optimizers[0] if optimizers else None
@@ -89,7 +90,7 @@ def _parts(run: Run) -> StepParts:
     zero_grads = {id(each): pieces.bind_zero_grad(run, each) for each in optimizers}
     before_steps = {id(each): pieces.bind_before_step(run, each) for each in optimizers}
     differentiate, hold = pieces.bind_backward(run, first), pieces.hold_back(run)
-    held = False  # whether the gradients of this backward pass stay on this rank
+    held = False  # whether this backward pass runs inside accumulating(), without an exchange of gradients
 
     def begin(size: int = 1, optimizer: Optimizer | None = first) -> None:
         window.begin(size)

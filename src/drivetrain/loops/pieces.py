@@ -1,4 +1,6 @@
-"""The parts of a step, bound to the overrides of the module, the callbacks, the precision and the strategy."""
+"""Bind the parts of a training step (forward, backward, clipping, clearing): each calls what the module, the callbacks,
+the precision and the strategy override.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from drivetrain.strategies.step import Step as StepVerbs
 Step = Callable[[Any, int, int, bool, int], Any]
 """``step(batch, batch_idx, position, last, divisor)`` returns what ``training_step`` returned.
 
-``position`` counts the window's batches from 1. ``last``: the window ends with this batch. The loss is divided by
-``divisor``, the expected number of batches in the window. A step counts its optimizer steps in
+``position`` is the batch's number in its window, from 1. ``last``: the window ends with this batch. The step divides
+the loss by ``divisor``, the expected number of batches in the window, and adds its optimizer steps to
 ``progress.global_step``.
 """
 
@@ -32,12 +34,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def measured(run: Run, action: str, call: F) -> F:
-    """Return ``call``; with a profiler, measured as an action."""
+    """Return ``call``; with a profiler, return a function that calls it and measures it as ``action``."""
     return call if run.hooks.spans is None else cast("F", run.hooks.spans.wrap(action, call))
 
 
 def in_forward_context(run: Run, call: F) -> F:
-    """Return ``call`` inside of the precision's context for forward passes, if it has one."""
+    """Return a function that runs ``call`` in the precision's context for forward passes, if there is one."""
     context = run.engine.forward_context()
     if context is None:
         return call
@@ -50,7 +52,7 @@ def in_forward_context(run: Run, call: F) -> F:
 
 
 def bind_training_step(run: Run) -> TrainingStep:
-    """Return ``training_step`` with the arguments that its signature accepts."""
+    """Return a function of a batch and its index that calls ``training_step`` with those that its signature accepts."""
     step = measured(run, "training_step", familiar.bind_step_of(run.engine.strategy, "training_step"))
     if (batches := run.batches) is not None:
         return batches.bound(step)
@@ -65,14 +67,14 @@ def training_step_arguments(module: Any, batch: Any, batch_idx: int) -> tuple[An
 
 
 def bind_backward(run: Run, optimizer: Optimizer | None = None, direct: Backward = Tensor.backward) -> Backward:
-    """Return the strategy's backward pass, for the final loss. ``direct``: called if nothing overrides it."""
+    """Return the function that computes the final loss's gradients; ``direct`` if nothing overrides ``backward``."""
     strategy, differentiate = run.engine.strategy, _bind_differentiate(run, direct)
     strategy.driver.differentiate = differentiate
     return measured(run, "backward", familiar.bind_backward(strategy, differentiate, optimizer))
 
 
 def _bind_differentiate(run: Run, direct: Backward) -> Backward:
-    """Return a function that scales, calls the backward hooks and the module's ``backward``."""
+    """Return a function that scales the loss, and calls ``backward`` between the hooks before and after it."""
     precision = run.engine.precision
     scale = precision.scale if precision.scales_loss else None
     before_backward = run.hooks.bind("on_before_backward")
@@ -97,7 +99,7 @@ def _bind_differentiate(run: Run, direct: Backward) -> Backward:
 def bind_zero_grad(run: Run, optimizer: Optimizer, direct: Callable[[], None] | None = None) -> Callable[[], None]:
     """Return the function that starts a window: call the hook, then clear the gradients.
 
-    ``direct``: called to clear the gradients if nothing overrides that.
+    ``direct``: called to clear the gradients, if no module or strategy overrides how they are cleared.
     """
     if run.engine.strategy.facts.earlier.clears_last:
         return lambda: None
@@ -112,7 +114,7 @@ def bind_zero_grad(run: Run, optimizer: Optimizer, direct: Callable[[], None] | 
 
 
 def bind_clear(run: Run, optimizer: Optimizer, direct: Callable[[], None] | None = None) -> Callable[[], None]:
-    """Return the function that clears the gradients, without the hook before it."""
+    """Return the function that clears the gradients, without calling ``on_before_zero_grad``."""
     progress, strategy, own = run.progress, run.engine.strategy, run.hooks.bind_method("optimizer_zero_grad")
     if own is not None and not strategy.facts.earlier.zero_grad:
         return lambda: own(progress.current_epoch, progress.batch_idx, optimizer)
@@ -122,7 +124,7 @@ def bind_clear(run: Run, optimizer: Optimizer, direct: Callable[[], None] | None
 def as_one_of_many(
     window: Window, loss: Tensor | None, weight: float | Tensor | None
 ) -> tuple[Tensor, float | Tensor | None]:
-    """Return a rank's loss as its share of the mean loss over the ranks' batches.
+    """Return this rank's loss and weight for the mean over the ranks, in which a repeated batch counts 0.
 
     Raises:
         ConfigurationError: there is no loss, so the other ranks would wait for its gradients.
@@ -139,7 +141,7 @@ def as_one_of_many(
 
 
 def hold_back(run: Run) -> Callable[[], AbstractContextManager[Any]] | None:
-    """Return the strategy's context whose gradients stay on this rank; ``None`` if every backward pass exchanges."""
+    """Return the strategy's context for backward passes without an exchange of gradients; ``None`` if it has none."""
     strategy = run.engine.strategy
     assert strategy.model is not None  # setup() has run
     return familiar.bind_accumulating(strategy, strategy.model)
@@ -148,7 +150,8 @@ def hold_back(run: Run) -> Callable[[], AbstractContextManager[Any]] | None:
 def exchanges_always(run: Run) -> bool:
     """Whether the ranks exchange gradients in every backward pass.
 
-    A strategy's override of ``accumulating`` may call the base method, which records that. So the context is entered.
+    The context is entered to find out, because a strategy's ``accumulating`` may call the base method, which does not
+    prevent the exchange and sets ``driver.exchanges_always``.
     """
     held_back, driver = hold_back(run), run.engine.strategy.driver
     if held_back is None:
@@ -160,10 +163,8 @@ def exchanges_always(run: Run) -> bool:
 
 
 def bind_clipping(run: Run) -> Callable[..., Any] | None:
-    """Return the function that clips by the Trainer's arguments, called with the optimizer, the value and the
-    algorithm; ``None`` if nothing clips.
-
-    It is the module's method if that is overridden, else the strategy's override, else the precision's method.
+    """Return the function that clips gradients, called with the optimizer, the value and the algorithm; ``None`` if
+    nothing clips. It is the module's method if the user overrides it, else the strategy's, else the precision's.
     """
     if (own := run.hooks.bind_method("configure_gradient_clipping")) is not None:
         return own
@@ -183,13 +184,14 @@ def bind_before_step(run: Run, optimizer: Optimizer | None) -> Callable[[], None
     clip_val, algorithm = settings.gradient_clip_val, settings.gradient_clip_algorithm
     clip = bind_clipping(run)
     unscale = precision.unscale_gradients if precision.scales_loss else None
-    # A window may have begun when accumulate_grad_batches was larger; several ranks divide by the sum of all weights.
+    # An open window may be larger than accumulate_grad_batches is now. With several ranks, gradients are divided by the
+    # sum of all ranks' weights.
     several = run.limits.accumulate > 1 or window.batches_done > 0 or window.gather is not None
     may_rescale = several and not run.engine.strategy.facts.handles_gradient_accumulation
     if optimizer is None or not (before_step_hooks or clip or unscale or may_rescale):
         return None
     own = overrides(run.engine.strategy, "rescale_gradients", StepVerbs)
-    # complete gradients are in parameter.grad unless the strategy overrides it
+    # a strategy that overrides rescale_gradients may keep gradients elsewhere than in parameter.grad
     rescale_complete = window.rescale if own else rescale
 
     def before_step() -> None:

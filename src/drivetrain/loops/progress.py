@@ -1,4 +1,4 @@
-"""Progress of a run: its phase, and its step, batch and epoch counters."""
+"""The progress of a run: its phase, and its step, batch and epoch counters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class TrainerFn(str, Enum):
-    """The entry point of the Trainer that was called. As text it is the entry point's name: f"{stage}" is "fit"."""
+    """The entry point of the Trainer that was called. Its text is the name: ``str(TrainerFn.FITTING)`` is "fit"."""
 
     FITTING = "fit"
     VALIDATING = "validate"
@@ -37,12 +37,12 @@ class RunningStage(str, Enum):
 
     @property
     def dataloader_prefix(self) -> str:
-        """The prefix of its loaders' names: "train", "val", "test" or "predict"."""
+        """The stage's word in names such as ``val_dataloader``: "train", "val", "test" or "predict"."""
         return "val" if self in (RunningStage.VALIDATING, RunningStage.SANITY_CHECKING) else self.value
 
 
 class TrainerStatus(str, Enum):
-    """The state of the last entry point."""
+    """The state of the entry point that was called last."""
 
     INITIALIZING = "initializing"
     RUNNING = "running"
@@ -62,12 +62,12 @@ class Phase(IntEnum):
     where one is due, then EPOCH_END and BETWEEN_EPOCHS.
 
     Attributes:
-        SET_UP: an entry point was called, and its loop has not begun.
+        SET_UP: an entry point was called, but its loop has not begun.
         FETCH: the loop waits for a batch. BATCH_START: hooks before the step. FORWARD: ``training_step``.
         OPTIMIZER_STEP: includes the learning-rate schedulers. BATCH_END: hooks after the step.
-        VALIDATION_DUE: a validation is about to begin. VALIDATED: a validation has ended, and the loop has not left its
-            batch.
-        EPOCH_END: the epoch's batches are over, and its end hooks are running.
+        VALIDATION_DUE: a validation is about to begin. VALIDATED: a validation has ended, but the rest of its batch is
+            still to come.
+        EPOCH_END: the epoch's batches are done, and its end hooks are running.
         BETWEEN_EPOCHS: an epoch has ended completely, and the next has not begun.
     """
 
@@ -106,10 +106,10 @@ class Phase(IntEnum):
 
 
 _PHASES: Mapping[int, Phase] = {int(phase): phase for phase in Phase}
-"""The phases by number: ``Phase(number)`` would make two calls."""
+"""The phases by number. Looking one up here is faster than ``Phase(number)``, which makes two calls."""
 
 _STAGES: Sequence[RunningStage | None] = (None, RunningStage.TRAINING, *RunningStage)
-"""The stage by the tens digit of a phase: 0 is none; 1 and 2 are training; then follow the other stages in order."""
+"""The stages by the tens digit of a phase: 0 is no stage, 1 and 2 are training, 3 to 6 are the other stages."""
 
 
 def phase_name(number: int) -> str:
@@ -121,41 +121,41 @@ def phase_name(number: int) -> str:
 class Progress:
     """The counters of one Trainer. Callbacks, loggers and the progress bar's thread read them.
 
-    Each counter is written in one place. The methods of this class write most counters; the training loop
-    (``loops/epoch.py``) writes those of its batches, the step (``loops/step.py``) ``global_step``, and the evaluation
-    loop (``loops/evaluate.py``) ``eval_batch_idx``.
+    The methods of this class write most counters. The training loop (``loops/epoch.py``) writes the counters of its
+    batches, the step (``loops/step.py``) writes ``global_step``, and the evaluation loop (``loops/evaluate.py``) writes
+    ``eval_batch_idx``.
 
     Attributes:
-        slot: integers that the loops write without a call, and another thread can read: the :class:`Phase`; the number
-            of batches begun, in training and evaluation together; ``global_step`` when the last training batch began;
-            a number that is not 0 while :meth:`storing`.
+        slot: four integers, which another thread can read. The loops write them directly, because a method call takes
+            time: the :class:`Phase`; the number of batches begun, in training and evaluation together; ``global_step``
+            when the last training batch began; how many contexts of :meth:`storing` are entered.
         resume_phase: during the set-up of a run that resumes, the phase in which the checkpoint was saved, if that was
             after an epoch's last batch or in a validation; else ``None``.
         fn, status: the entry point that was called, and the state of its run.
-        current_epoch: epochs whose last batch is done; while one runs, its index from 0.
+        current_epoch: the number of completed epochs, and so the index of the running epoch, from 0.
         batch_idx: index of the current batch in its epoch, from 0; -1 before the first.
         batches_done: batches of the current epoch whose hooks have all run.
         earlier_batches: batches of all epochs that have ended; ``total_batches`` adds those of the current epoch.
         global_step: optimizer steps.
         stepped_batches: finished windows, including those whose optimizer step was skipped. The loggers' x axis is the
-            index of the last window, ``logger_step``: with several optimizers, ``global_step`` counts a batch several
-            times.
+            index of the last finished window (``logger_step``), not ``global_step``, which counts each optimizer's
+            step.
         num_training_batches: batches per epoch; ``inf`` if the loader has no length.
         stepped: whether the last batch's optimizer step happened.
-        flush_due: the last batch's logged values have not been read yet.
-        cut_batches: the number of batches in an epoch that a limit or a request to stop ended early; -1: it was not
-            ended early.
+        flush_due: the last batch's logged values are still to be read and sent to the loggers.
+        cut_batches: if a limit or a request to stop ended the epoch early, the number of its batches; else -1.
         is_last_batch: whether the current batch is the last of its epoch.
-        end_began: the epoch's end hooks have begun; a validation may follow them.
-        resumed_batches: ``total_batches`` when a checkpoint was restored; -1 without one.
-        should_stop: a callback, the module or the user asked the run to end; honoured once min_epochs and min_steps
-            are reached.
+        end_began: the epoch's end hooks have begun; they, or a validation after them, may still be running.
+        resumed_batches: ``total_batches`` at the time when a checkpoint was restored; -1 if none was.
+        should_stop: a callback, the module or the user asked the run to end. It ends once min_epochs and min_steps are
+            reached.
         eval_batch_idx, num_eval_batches: the index of the current batch, and the number of batches, in the current
             evaluation.
-        eval_steps: for each stage, the number of batches of each evaluation loader so far: the x axis of their per-step
-            values.
-        loss: the last loss that was read for a progress bar; ``None``: none yet. shows_loss: a bar shows it.
-        loss_wanted: the loop reads the loss of the running batch when its hooks have run.
+        eval_steps: for each stage, the number of batches that each evaluation loader has yielded so far: the x axis of
+            values that an evaluation logs per step.
+        loss: the last loss that was read for a progress bar; ``None``: none yet. shows_loss: a progress bar shows the
+            loss.
+        loss_wanted: the loop reads the loss when the hooks of the running batch have run.
     """
 
     slot: list[int] = field(default_factory=lambda: [int(Phase.NONE), 0, 0, 0])
@@ -197,7 +197,7 @@ class Progress:
 
     @property
     def stage(self) -> RunningStage | None:
-        """:attr:`loop_stage`; during set-up and teardown, the stage of the entry point."""
+        """The running stage as :attr:`loop_stage`; during set-up and teardown, the stage of the entry point."""
         if self.slot[0] != Phase.SET_UP or self.fn is None:
             return self.loop_stage
         return RunningStage.TRAINING if self.fn is TrainerFn.FITTING else RunningStage(self.fn.value)
@@ -219,7 +219,7 @@ class Progress:
 
     @property
     def validation(self) -> str:
-        """The state of the validation inside a fit: "running"; "done", until the loop leaves the batch; else ""."""
+        """The state of a validation inside a fit: "running"; "done" until the loop finishes the batch; else ""."""
         phase = self.phase
         if self.fn is not TrainerFn.FITTING and self.resume_phase is None:
             return ""
@@ -239,7 +239,7 @@ class Progress:
 
     @property
     def epoch_cut(self) -> bool:
-        """Whether the epoch ends before its last batch, because of a limit or a request to stop."""
+        """Whether a limit or a request to stop has ended the epoch before its last batch."""
         return self.cut_batches >= 0
 
     @property
@@ -259,30 +259,30 @@ class Progress:
 
     @property
     def restarting(self) -> bool:
-        """Whether the run resumes from a checkpoint and has not trained a batch since."""
+        """Whether the run was resumed from a checkpoint, and has not finished a batch since."""
         return self.resumed_batches == self.total_batches
 
     @property
     def logger_step(self) -> int:
-        """Index of the last batch with an optimizer step, from 0: the x axis of logged values."""
+        """Index of the last finished window, from 0: the x axis of logged values."""
         return max(self.stepped_batches - 1, 0)
 
     # ---- changes -----------------------------------------------------------------------------------------------------
 
     def begin_run(self, fn: TrainerFn) -> None:
-        """Reset the state of an unfinished earlier run; counters stay."""
+        """Reset what belongs to the previous run of this Trainer; its numbers of steps and epochs stay."""
         self.fn, self.status, self.slot[0], self.resume_phase = fn, TrainerStatus.RUNNING, Phase.SET_UP, None
         self.batch_idx, self.batches_done, self.eval_batch_idx = -1, 0, -1
         self.is_last_batch = self.should_stop = self.flush_due = self.stepped = self.end_began = False
         if fn is TrainerFn.FITTING:
-            self.num_training_batches = 0  # this number belongs to the run's own loader, which may differ
+            self.num_training_batches = 0  # the loader of this run may have another length
         else:
-            self.cut_batches = -1  # the position in the training data is only valid during its own fit
+            self.cut_batches = -1  # only a fit has a position in the training data
         self.resumed_batches = -1
         self.loss, self.shows_loss, self.loss_wanted = None, False, False
 
     def end_run(self, interrupted: bool = False) -> None:
-        """Called when the entry point ends; after an exception (``interrupted``), the phase does not change."""
+        """Called when the entry point ends. After an exception (``interrupted``), the phase stays as it was then."""
         if interrupted:
             self.status = TrainerStatus.INTERRUPTED
         else:
@@ -294,17 +294,17 @@ class Progress:
             setattr(self, each.name, getattr(other, each.name))
 
     def show_in(self, words: Any) -> Any:
-        """Write :attr:`slot` into other memory from now on; return the previous memory."""
+        """Replace the memory of :attr:`slot` with ``words``; return the previous memory."""
         before, self.slot = self.slot, words
         return before
 
     def enter(self, phase: Phase) -> None:
-        """Enter another phase; the loops write the phases of each batch themselves, without this call."""
+        """Set the phase; for the phases of a batch, the loops write it into :attr:`slot` without this call."""
         self.slot[0] = phase
 
     @contextmanager
     def storing(self) -> Iterator[None]:
-        """Context in which the run waits for a checkpoint, and its phase does not change; contexts may be nested."""
+        """Context in which the run waits for a checkpoint, as :attr:`slot` shows; contexts may be nested."""
         self.slot[3] += 1
         try:
             yield
@@ -323,7 +323,7 @@ class Progress:
         self.resume_phase = None
 
     def count_batches_as(self, batches: int) -> None:
-        """Set the number of finished batches to ``batches``, counted in this run's batch size."""
+        """Set the number of finished batches of a resumed epoch, counted in batches of this run's size."""
         self.batches_done, self.batch_idx = batches, batches - 1
         self.cut_batches = batches if self.epoch_cut else -1
         self.resumed_batches = self.total_batches
@@ -337,18 +337,18 @@ class Progress:
         self.num_training_batches = count
 
     def end_epoch(self, cut: bool) -> None:
-        """Called after the epoch's last batch; ``cut``: it ended early."""
+        """Called after the epoch's last batch; ``cut``: a limit or a request to stop ended the epoch early."""
         self.cut_batches = self.batches_done if cut else -1
         self.slot[0], self.end_began = Phase.EPOCH_END, True
 
     def close_epoch(self) -> None:
-        """Called when the epoch has ended completely."""
+        """Called when the epoch's end hooks and the validation after them are done."""
         self.current_epoch += 1
         self.earlier_batches += self.batches_done
         self.batches_done, self.slot[0], self.end_began = 0, Phase.BETWEEN_EPOCHS, False
 
     def show_batch(self, batch_idx: int, is_last: bool) -> None:
-        """Set the batch that :attr:`batch_idx` shows, while an earlier batch is computed again and after that."""
+        """Set :attr:`batch_idx` for an earlier batch that is computed again, and back after that."""
         self.batch_idx, self.is_last_batch = batch_idx, is_last
 
     def count_steps(self, steps: int) -> None:
@@ -360,7 +360,7 @@ class Progress:
         self.shows_loss = self.loss_wanted = True
 
     def show_loss(self, loss: float | None) -> None:
-        """Set the loss that a progress bar shows; ``None``: the step returned no loss, so the last one stays."""
+        """Set the loss that a progress bar shows; ``None``: the step returned no loss, so the last one is shown."""
         self.loss_wanted = False
         if loss is not None:
             self.loss = loss
@@ -374,7 +374,7 @@ class Progress:
         self.should_stop = stop
 
     def restore_eval_steps(self, eval_steps: dict[str, list[int]]) -> None:
-        """Restore :attr:`eval_steps` after an evaluation that does not count."""
+        """Set :attr:`eval_steps` back after an evaluation whose batches do not count, such as a sanity check."""
         self.eval_steps = eval_steps
 
     def begin_evaluation_of(self, batches: float) -> None:
@@ -382,11 +382,11 @@ class Progress:
         self.num_eval_batches, self.eval_batch_idx = batches, -1
 
     def end_evaluation_of(self, stage: str, dataloader_idx: int) -> None:
-        """Called after the pass: add its batches to the x axis of the next pass."""
+        """Called after a pass over an evaluation loader: the x axis of its next pass begins after these batches."""
         self.eval_steps[stage][dataloader_idx] += self.eval_batch_idx + 1
 
     def eval_steps_of(self, stage: str, dataloader_idx: int) -> int:
-        """Return the number of batches that this evaluation loader has yielded in the stage's earlier passes."""
+        """Return how many batches the evaluation loader has yielded in earlier passes of the stage."""
         counts = self.eval_steps.setdefault(stage, [])
         counts.extend([0] * (dataloader_idx + 1 - len(counts)))
         return counts[dataloader_idx]
@@ -400,7 +400,7 @@ class Progress:
         return {**state, "eval_steps": copied(self.eval_steps)}
 
     def deferred_state_dict(self) -> Callable[[], dict[str, Any]]:
-        """Return a function whose result is the present :meth:`state_dict`, also if it is called later."""
+        """Return a function that returns the :meth:`state_dict` of the time of this call, whenever it is called."""
         values, phase, eval_steps = _FIELDS(self), self.slot[0], self.eval_steps and copied(self.eval_steps)
 
         def state_dict() -> dict[str, Any]:
@@ -411,14 +411,14 @@ class Progress:
         return state_dict
 
     def load_state_dict(self, state: dict[str, Any], goes_on: bool = True) -> None:
-        """Restore a result of :meth:`state_dict`. ``goes_on``: complete an epoch that was cut short."""
+        """Restore a result of :meth:`state_dict`. ``goes_on``: the fit completes an epoch that ended early."""
         for name in _COUNTERS:
             if name in state:
                 setattr(self, name, state[name])
         self.should_stop = self.should_stop or state.get("should_stop", False)
         self.resume_phase, self.end_began = _resume_phase(state), state.get("epoch_ending", False)
         self.cut_batches = state.get("cut_batches", 0) if state.get("epoch_cut") else -1
-        if self.epoch_cut and goes_on:  # the epoch was cut by a limit that has since changed, or by a request to stop
+        if self.epoch_cut and goes_on:  # a limit that has changed since, or a request to stop, ended the epoch early
             if not self.epoch_ending:
                 self.current_epoch -= 1
                 self.earlier_batches -= self.cut_batches

@@ -1,4 +1,4 @@
-"""Compute a window a second time from its start, and compare: this shows whether the training step is deterministic."""
+"""Compute the batches of one optimizer step a second time, to find out whether the training step is deterministic."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ _LINE = re.compile(r'  File "(.+)", line (\d+)')
 
 
 class Replay:
-    """Replays some windows of a run: computes them a second time, from the same state.
+    """Replays some windows (the batches of one optimizer step) of a run: computes them a second time from the same
+    state.
 
     Args:
         run: the run.
-        is_due: called when a window begins; returns whether it is replayed.
-        judge: called with the window after its last backward pass, before anything changes the gradients. It may raise.
+        is_due: called when a window begins; returns whether the window is replayed.
+        judge: called with the window after its last backward pass, before hooks or clipping change the gradients. It
+            compares the results, and may raise.
     """
 
     def __init__(self, run: Run, is_due: Callable[[], bool], judge: Callable[[ReplayedWindow], None]) -> None:
@@ -50,7 +52,7 @@ class Replay:
         self._window: ReplayedWindow | None = None
 
     def bind(self, bound: BoundStep) -> BoundStep:
-        """Return ``bound`` with replays."""
+        """Return a step that runs ``bound``, and replays the windows for which ``is_due``."""
         run_batch = bound.run
 
         def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
@@ -73,8 +75,8 @@ class Replay:
 
 @dataclass
 class _Outcome:
-    """The results of a window, on the host: losses and random states by batch, gradients by parameter, before and after
-    clipping.
+    """The results of a window, copied to the host: the loss and the random state of each batch, the gradient of each
+    parameter, and its clipped gradient.
     """
 
     losses: list[Tensor | None]
@@ -87,7 +89,7 @@ class ReplayedWindow:
     """The batches of a window, with the state before the first of them.
 
     Attributes:
-        losses: of the batches, on the host.
+        losses: the batches' losses, on the host.
         random: the random states after each batch.
     """
 
@@ -98,7 +100,8 @@ class ReplayedWindow:
         self.losses, self.random = list[Tensor | None](), list[dict[str, Any]]()
 
     def keep(self, batch: Any, *others: Any) -> None:
-        """Keep a batch, the step's other arguments and the random states, which fetching or validating may change.
+        """Keep what a replay of this batch needs: the batch, the step's other arguments, and the random states, which
+        the fetch of a batch or a validation may have changed since the last one.
 
         Tensors are copied, because the step may write into them.
         """
@@ -113,8 +116,8 @@ class ReplayedWindow:
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Context that restores what replays change: parameters, buffers, gradients, random generators, metric objects,
-        and the attributes of the module and its layers. Logged values are discarded.
+        """Context at whose end everything that replays change is restored: parameters, buffers, gradients, random
+        generators, metric objects, and the attributes of the module and its layers. Values logged inside are discarded.
         """
         module, progress, driver = self._run.module, self._run.progress, self._run.engine.strategy.driver
         self._first = _Outcome(self.losses, self._gradients(), self.random, {})
@@ -131,7 +134,7 @@ class ReplayedWindow:
             yield
 
     def differences(self) -> list[str]:
-        """Replay the window; return the results that are not bit-equal to the first ones, as parts of a sentence."""
+        """Replay the window; return, as phrases for a message, which results are not bit-equal to the first ones."""
         first, other = self._first, self._again()
         pairs = zip(self._batches, first.losses, other.losses, strict=True)
         batches = [str(arguments[1]) for (arguments, *_), *losses in pairs if not same_bits(*losses)]
@@ -147,16 +150,18 @@ class ReplayedWindow:
         return [*found, f"the random state of {', '.join(states)}"] if states else found
 
     def operations(self) -> list[Operation]:
-        """Replay the window, and return its operations; those of a backward pass have the place of their forward."""
+        """Replay the window, and return its operations. The place of a backward operation is that of its forward
+        operation.
+        """
         mode = Operations(_place)
-        with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes keep the stack of their forward pass
+        with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes store their forward's stack
             self._again(mode)
         return mode.found
 
     def _again(self, mode: AbstractContextManager[Any] | None = None) -> _Outcome:
         run, losses, random = self._run, list[Tensor | None](), list[dict[str, Any]]()
         self._state.put()
-        before = self._gradients_at_start  # a step need not clear all of them
+        before = self._gradients_at_start  # a step may not clear the gradients of all parameters
         pairs = zip(run.module.parameters(), before.values(), strict=True)
         own = [(each, None if value is None else each.grad) for each, value in pairs]
         _set_gradients(own, before)
@@ -182,7 +187,7 @@ class ReplayedWindow:
         return {name: None if each.grad is None else _on_host(each.grad) for name, each in named.items()}
 
     def _clipped(self) -> dict[str, Tensor | None]:
-        """Clip the gradients, and return them; empty if nothing clips, or if the precision scales gradients."""
+        """Clip the gradients, and return copies; return {} if nothing clips, or if the precision scales the loss."""
         run, settings = replace(self._run, hooks=self._run.hooks.without_callbacks()), self._run.settings
         clip = pieces.bind_clipping(run)
         if clip is None or self._optimizer is None or run.engine.precision.scales_loss:

@@ -1,16 +1,16 @@
 """The state of a fit in a checkpoint, so that a resumed fit is bit-equal to an uninterrupted one.
 
-A fit can be resumed at these points: the end of a batch, anywhere in its window; a validation, which restarts unless
-only its last hooks are left; the end of an epoch; the start of an epoch; and after an exception the start of the window
-in which it was raised. A checkpoint from the middle of a batch resumes at that batch's start, and logs a warning that
-the resumed run is not exact.
+A fit can be resumed at these points: the end of any batch of a window; a validation, which starts again unless only its
+last hooks are left; the end of an epoch; the start of an epoch; and, after an exception, the start of the window in
+which it was raised. A run that resumes from a checkpoint saved in the middle of a batch begins at that batch's start,
+and warns that it is not equal to an uninterrupted one.
 
 [Note: callbacks at a restart point]
-If a run resumes at an earlier point than the one at which it was saved (the start of a window, of a validation, of an
-epoch), the callbacks need their states from that point, or they would count batches twice. The same holds for changes
-that hooks make to optimizers and schedulers, and will make again: learning rates, groups that fine-tuning adds. So a
-fit with a callback that saves on exceptions copies these states at these points. Callbacks that save are left out:
-their states describe files, and written files remain.
+A run may resume at an earlier point than the one at which its checkpoint was saved: the start of a window, of a
+validation or of an epoch. The callbacks then need their states from that earlier point, or they would count batches
+twice. The same is true of optimizers and schedulers, because hooks may have changed their learning rates and parameter
+groups, and will change them again. So a fit with a callback that saves on exceptions copies these states at these
+points. Callbacks that save checkpoints are left out, because their states describe files, and the files remain.
 """
 
 from __future__ import annotations
@@ -50,38 +50,38 @@ RESTART: Form = {
     "agreed_steps?": {str: number}, "data_ranks?": (None, count), "divided_from?": count,
     "order?": (None, {"sampler": str, "samples": _SIZE, "dataset": _SIZE, "options": Mapping}),
 }  # fmt: skip
-"""The form of a result of :func:`capture`, without the entries that have checks of their own."""
+"""The types of those entries of :func:`capture` that ``restart_checks.py`` does not check separately."""
 
 
 def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: bool = False) -> State:
-    """Return the loop's state for a checkpoint from which it can resume here.
+    """Return the loop's state for a checkpoint from which a run can resume at the present point.
 
     Args:
         run: the fit.
         metrics: the module's metric objects, from :func:`metrics_in`; ``None``: search for them now.
-        deferred: leave out what :func:`_window_start` can add later; ``rng`` may be a function that returns the state.
+        deferred: leave out unchanging entries, which :func:`_window_start` adds later; ``rng`` may be a function.
 
     Returns:
         A dictionary with these entries, some of which may be missing:
 
         - ``progress``: the counters. ``rng``: the random state. ``data``: this rank's position in the training loader.
-        - ``samples``: the samples of this epoch that all ranks together have done; batches with a user's batch sampler.
-        - ``order``: as :func:`~drivetrain.data.samplers.order_of` returns it. ``data_ranks``: how many ranks share it.
-        - ``divided_from``: if the epoch was resumed with another batch size, the number of samples before that.
-        - ``window``, ``gradients``: of an incomplete window. ``logged``: the epoch's running reductions.
-        - ``exact``: a run that resumes here equals an uninterrupted one.
-        - ``cut_off``: the optimizer has stepped, and the rest of its batch did not run.
-        - ``settled``: the log's flush, the validation and the schedulers that follow the last batch are done, too.
+        - ``samples``: how many samples of this epoch all ranks have done; with a user's batch sampler, batches.
+        - ``order``: see :func:`~drivetrain.data.samplers.order_of`. ``data_ranks``: how many ranks share the data.
+        - ``divided_from``: if the epoch was resumed with another batch size, the number of samples before that point.
+        - ``window``, ``gradients``: of an incomplete window. ``logged``: running reductions of the epoch's values.
+        - ``exact``: whether a run that resumes here equals an uninterrupted one.
+        - ``cut_off``: true if the optimizer has stepped, but the rest of its batch did not run.
+        - ``settled``: true if the log's flush, the validation and schedulers' steps after the last batch are done.
         - ``callbacks``, ``buffers``, ``options`` (of optimizers and schedulers), ``rank_state``, ``precision`` (a
-          function): the states at the point where the run resumes, if the present states belong to another point.
-          ``ahead``: the callbacks whose states belong to a later one.
+          function): the states as they were at the point where the run resumes, if they have changed since. ``ahead``:
+          the callbacks whose saved states are later than that point.
 
     Raises:
         CheckpointError: an optimizer was interrupted in the middle of its step.
     """
     progress = run.progress
     state: State
-    if run.restart is not None and not run.restored:  # nothing of the last checkpoint has been used yet: pass it on
+    if run.restart is not None and not run.restored:  # the run has not used its restart point yet: save it again
         state = {**run.restart, "progress": _saved_progress(run)}
         return {**state, **_at_epoch_start(run)}
     if run.kept.stepping:
@@ -112,12 +112,12 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
         state["cut_off"] = True
         return state
     if in_batch:
-        state["settled"] = True  # everything after the last batch was done before this one began
+        state["settled"] = True  # what follows the previous batch was done before this one began
         if state["data"] is not None and "given" in state["data"]:
-            state["data"] = {**state["data"], "given": progress.batches_done}  # this batch runs again after a restart
+            state["data"] = {**state["data"], "given": progress.batches_done}  # a resumed run repeats this batch
             state["samples"] = samples_done(run, state["data"])
             if "loader" not in state["data"]:
-                state["progress"]["is_last_batch"] = False  # the current batch has not ended yet
+                state["progress"]["is_last_batch"] = False  # the previous batch was not the last
     sanity = progress.loop_stage is RunningStage.SANITY_CHECKING
     if sanity or progress.validation == "running":
         state.update(run.kept.before_validation)
@@ -138,7 +138,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
 def shard_places(module: nn.Module) -> dict[str, list[list[int]]]:
     """Return the offset of this rank's shard in each sharded parameter; unsharded parameters have no entry.
 
-    Two strategies may make shards of the same shape at different offsets.
+    A shape alone does not identify a shard: two strategies may make shards of one shape at different offsets.
     """
     sharded = {name: parameter for name, parameter in module.named_parameters() if is_dtensor(parameter)}
     if not sharded:
@@ -148,20 +148,21 @@ def shard_places(module: nn.Module) -> dict[str, list[list[int]]]:
 
 
 def _window_start(run: Run) -> State | None:
-    """Return the restart point at the window's start, if it was kept and no parameter has changed since."""
+    """Return the kept state of the window's start as a restart point; ``None`` if a parameter has changed since."""
     start, progress = run.kept.window_start, run.progress
     if start is None or progress.epoch_ending or progress.validation:
         return None
     if run.kept.unchanged is None or not run.kept.unchanged():
-        return None  # a parameter has changed without a change of any counter
+        return None  # code has changed a parameter without an optimizer step
     then = start["progress"]()
-    # Windows are compared too: a step skipped because of overflow has changed the scale.
+    # The number of windows is compared, too: a window whose step was skipped because of an overflow has changed the
+    # scale.
     names = ("current_epoch", "global_step", "stepped_batches")
     if any(then[name] != getattr(progress, name) for name in names):
         return None
     start = {**start, "progress": {**then, **start.get("place", {})}}
     start.pop("place", None)
-    if callable(start["rng"]):  # add what was deferred, which stays the same during an epoch
+    if callable(start["rng"]):  # add the deferred entries, which do not change during an epoch
         start.update(_of_the_loaders(run, start["data"]), rng=start["rng"]())
     return start
 
@@ -180,20 +181,20 @@ def _versions(parameters: Iterable[nn.Parameter]) -> list[int]:
     """Return the version counters of tensors; every in-place change of a parameter changes one of them."""
     try:
         return [*map(version_of, parameters)]
-    except RuntimeError:  # tensors that were made in inference mode have none
+    except RuntimeError:  # tensors created in inference mode have no version counter
         return [0 if each.is_inference() else version_of(each) for each in parameters]
 
 
 def _has_stepped(run: Run) -> bool:
-    """Whether the optimizer has stepped in the current batch; known only if a callback saves on exceptions."""
+    """Whether the optimizer has stepped in the current batch; false (unknown) if no callback saves on exceptions."""
     if run.kept.window_start is None or not run.module.automatic_optimization:
         return False
     return bool(run.kept.window_start["progress"]()["global_step"] != run.progress.global_step)
 
 
 def _saved_progress(run: Run) -> State:
-    """Return the counters. A request to stop is saved only while ``min_epochs`` or ``min_steps`` delay it: a run that
-    it has ended can be resumed.
+    """Return the counters. A request to stop is saved only while ``min_epochs`` or ``min_steps`` delay it. Otherwise a
+    run that a request has ended could not train on when it is resumed.
     """
     progress = run.progress
     return {
@@ -217,7 +218,7 @@ def _position(run: Run) -> State | None:
     if passes is None:
         return None
     if (run.progress.epoch_ending or run.progress.between_epochs) and not run.progress.epoch_cut:
-        return passes.position()  # the loader has also passed batches fetched ahead, and the next epoch starts there
+        return passes.position()  # the next epoch starts after the batches fetched ahead, too
     return passes.flight or passes.position()
 
 
@@ -227,7 +228,7 @@ def _order(run: Run) -> State | None:
 
 
 def samples_done(run: Run, data: State | None) -> int | None:
-    """Return how many samples of the epoch all ranks together have finished at ``data``; ``None``: unknown."""
+    """Return how many samples of the epoch all ranks together have finished at position ``data``; ``None``: unknown."""
     if (samples := samples_of_all_ranks(data)) is not None:
         return samples
     passes = run.loaders.made_passes
@@ -235,7 +236,7 @@ def samples_done(run: Run, data: State | None) -> int | None:
 
 
 def counted(state: Mapping[str, Any]) -> str:
-    """Return the position in the epoch of a result of :func:`capture`, such as "30 samples"; "" if it is unknown."""
+    """Return the number of finished samples in a result of :func:`capture`, such as "30 samples"; "": unknown."""
     if state.get("samples") is None:
         return ""
     own_batches = (state.get("order") or {}).get("own_batches")
@@ -243,7 +244,8 @@ def counted(state: Mapping[str, Any]) -> str:
 
 
 def states_now(run: Run) -> State:
-    """Return copies of the states ``callbacks``, ``buffers`` and ``options``, if a callback saves on exceptions.
+    """Return copies of the states ``callbacks``, ``buffers``, ``options`` and ``rank_state``, if a callback saves on
+    exceptions.
 
     See [Note: callbacks at a restart point]. Parameters are not copied, because only the optimizers change them.
     """
@@ -281,7 +283,7 @@ class Options:
         self._may_change = bool(self.schedulers) or any(isinstance(each, (Tensor, list)) for each in options)
 
     def hold(self, strategy: Any) -> bool:
-        """Return whether nothing has changed since; ``False`` with tensors or schedulers, which may change in place."""
+        """Return whether the snapshot is up to date; false with tensors or schedulers, which may change in place."""
         if self._may_change or strategy.lr_scheduler_configs:
             return False
         now = _parts(strategy)
@@ -289,7 +291,7 @@ class Options:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Context in which the optimizers have these groups, so that their states are saved with them."""
+        """Context in which the optimizers have the snapshot's groups, so that a checkpoint contains those."""
         now = [(optimizer, list(optimizer.param_groups)) for optimizer, _ in self._groups]
         try:
             for optimizer, groups in self._groups:
@@ -325,7 +327,7 @@ def validation_start(run: Run) -> State:
 
 
 def _logged(run: Run, metrics: Mapping[str, nn.Module]) -> list[State]:
-    """Return the epoch's running reductions; a metric object is stored by its path in the module."""
+    """Return the epoch's running reductions of logged values, with the paths of metric objects in their place."""
     if not (states := run.book.state_dict("train")):
         return []
     places = {id(metric): place for place, metric in metrics.items()}
@@ -368,7 +370,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
         kept.window_start = None  # the earlier snapshot is out of date
         inside = progress.slot[0] in _INSIDE_EPOCH and progress.batch_idx >= 0 and not progress.end_began
         if inside and run.restart is None and not metrics and not run.holds_gradients:
-            # by far the most frequent case, in which most entries of capture() have a fixed value
+            # in this most frequent case, most entries of capture() have a fixed value
             passes = loaders.made_passes
             start = {
                 "progress": progress.deferred_state_dict(), "rng": kept_rng_state(),
@@ -391,7 +393,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
             for part in ("logged", "callback_metrics", "metrics", "window", "gradients"):
                 if start.get(part):
                     start[part] = copy.deepcopy(start[part])
-        # a skipped step changes the precision's scale
+        # The window may change the precision's scale, even if its step is skipped.
         start["precision"] = (
             precision.deferred_state_dict(run.module, strategy.optimizers) if has_precision_state else dict
         )
@@ -400,11 +402,11 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
             start["options"] = options
             start["callbacks"] = _callback_states(run)
             start["buffers"] = _buffers(run) if any(map(own_buffers, modules)) else {}
-            if has_rank_state:  # exchanging a window's gradients may change it
+            if has_rank_state:  # the exchange of gradients may change this state
                 start["rank_state"] = copy.deepcopy(strategy.rank_state(run.module))
         versions = _versions(parameters)
         kept.window_start = start
-        # set here, because the loop may bind its step again inside the window
+        # not set outside keep(), which would replace it if the loop binds its step again inside the window
         kept.unchanged = lambda: _versions(parameters) == versions and _same(parameters, run.module.parameters())
 
     return keep

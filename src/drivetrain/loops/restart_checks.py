@@ -21,7 +21,7 @@ from drivetrain.strategies import sharded_state
 
 State = Mapping[str, Any]
 
-# Entries that every version has written, and entries without which training would silently start elsewhere.
+# Every version has written these counters. Without them, training would start at another point without a warning.
 _COUNTERS = ("current_epoch", "batches_done", "earlier_batches", "global_step", "stepped_batches")
 
 
@@ -39,7 +39,7 @@ _PROGRESS: Form = {
     },
     "should_stop?": bool, "validation?": _validation, "eval_steps?": {str: (list, [COUNT])},
 }  # fmt: skip
-"""The form of the counters, with the types that they have in a new fit."""
+"""The types of a checkpoint's counters: those that the counters have in a new fit."""
 
 
 def check_progress(saved: Any) -> None:
@@ -53,7 +53,7 @@ def check_progress(saved: Any) -> None:
         held, divisor = saved.get("held", 0), saved.get("divisor", 1)
         if held >= divisor and (held or not divisor):
             raise WrongForm("['held']", f"is {held}, of a window of {divisor} batches that is not complete")
-        # the counters already include an epoch that was cut short
+        # the counters include an epoch that ended early
         if saved.get("epoch_cut") and not saved.get("epoch_ending"):
             for name, least in (("current_epoch", 1), ("earlier_batches", saved.get("cut_batches", 0))):
                 if saved[name] < least:
@@ -66,9 +66,10 @@ def check_restart(restart: Any, module: nn.Module, complete: bool = False) -> No
     The position in the training data is checked later, when the loader is created.
 
     Args:
-        restart: a checkpoint's entry with the random state.
+        restart: a result of :func:`~drivetrain.loops.restart.capture` from a checkpoint.
         module: the module to train.
-        complete: this package wrote the checkpoint, so no entry may be missing; files of other libraries contain fewer.
+        complete: whether this package wrote the checkpoint, so that no entry may be missing; other libraries write
+            fewer.
 
     Raises:
         CheckpointError: an entry has another type; the message names it.
@@ -102,7 +103,8 @@ def _check_metric(states: State, metric: nn.Module | None, place: str) -> None:
             expect(value, (list, Tensor), f"{place}[{key!r}]")
             continue
         expect(value, (Tensor, bool, int, float), f"{place}[{key!r}]")
-        # The first update may change the shape of a state that starts as a single number.
+        # The shape is not compared if the initial state is a single number, because the first update may change its
+        # shape.
         shape = own[key].shape if isinstance(own[key], Tensor) and own[key].numel() > 1 else None
         if shape is not None and isinstance(value, Tensor) and value.shape != shape:
             raise WrongForm(f"{place}[{key!r}]", f"has the shape {tuple(value.shape)}, and {tuple(shape)} is expected")
@@ -111,7 +113,7 @@ def _check_metric(states: State, metric: nn.Module | None, place: str) -> None:
 def _check_logged(state: Any, place: str, module: nn.Module) -> None:
     if state["hook"] not in LOG_RULES:
         raise WrongForm(f"{place}['hook']", f"is {state['hook']!r}, in which nothing can be logged")
-    # None: the metric is in a list, or the module no longer has it
+    # None if the metric is in a list, or if the module no longer has it
     logged = dict(module.named_modules()).get(state["metric"])
     if logged is not None and state["metric"] and not (hasattr(logged, "compute") and hasattr(logged, "reset")):
         raise WrongForm(f"{place}['metric']", f"is {state['metric']!r}, a {type(logged).__name__} and no metric object")
@@ -132,7 +134,8 @@ def _check_window(restart: State, module: nn.Module) -> None:
             raise wrong
         here, place = sharded_state.local_shard(own[name]), held.get(name)
         is_elsewhere = place is not None and place != places.get(name) and shape != own[name].shape
-        # A shard of this rank, or the complete gradient of a sharded parameter that was not exchanged yet.
+        # Two shapes are right: that of this rank's shard, and that of a complete gradient that the ranks have not
+        # exchanged.
         if shape not in (here.shape, own[name].shape) or is_elsewhere:
             if place is None and here is own[name]:
                 raise wrong
@@ -154,7 +157,7 @@ def check_position(position: Any, passes: Passes) -> None:
     """Check that ``position`` is a position in a pass over these loaders.
 
     Raises:
-        CheckpointError: ``position`` is not one.
+        CheckpointError: ``position`` has another form.
     """
     with restoring("the position in the training data"):
         _check_position(position, passes.position(states=False), "")  # a loader may have no state before its first pass
@@ -168,8 +171,8 @@ def _check_position(position: Any, own: State, place: str) -> None:
             _check_position(part, its_own, f"{place}['parts'][{index}]")
         return
     expect(position, POSITION, place)
-    for key in ("before", "drawing"):  # the random states at the start of the pass and of its draws of samples
-        if key == "before" or key in position:  # only some loaders draw samples
+    for key in ("before", "drawing"):  # the random states before the pass, and before it draws samples
+        if key == "before" or key in position:  # "drawing" only exists for loaders that draw samples
             _check_start(entry(position, key, Mapping, place), position, f"{place}[{key!r}]")
 
 

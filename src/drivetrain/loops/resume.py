@@ -1,7 +1,7 @@
 """Resume a fit where its checkpoint was saved: at the start of an epoch, inside it, or after its last batch.
 
-``restart.py`` describes the saved state. Parts are restored in the order in which the loop would have changed them; the
-random state comes last, right before the next draw.
+``restart.py`` describes the saved state. Its parts are restored in the order in which the loop changes them in a run
+that is not resumed; the random state comes last, right before the next draw of a random number.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from drivetrain.module.hooks import LOG_RULES
 
 State = dict[str, Any]
 Epoch = tuple[Batches, Bound]
-"""What :func:`drivetrain.loops.epoch.run_batches` runs."""
+"""The arguments of :func:`drivetrain.loops.epoch.run_batches`: the batches of an epoch, and the bound step."""
 
 
 def enter_epoch(run: Run) -> Epoch | None:
-    """Start the next epoch, or resume the one in which the checkpoint was saved.
+    """Start the next epoch, or resume the epoch in which the checkpoint was saved.
 
     Every epoch of a fit begins in this function, and a resumed run differs from a new one only here.
 
     Returns:
-        The epoch's batches and its bound step; ``None``: the checkpoint was saved after the epoch's last batch, so only
-        its end is left.
+        The epoch's batches and its bound step; ``None`` if only the epoch's end is left, because the checkpoint was
+        saved after its last batch.
     """
     progress, state = run.progress, run.restart
     epoch: Epoch | None = None
@@ -60,7 +60,7 @@ def enter_epoch(run: Run) -> Epoch | None:
 
 
 def _start(run: Run) -> Epoch:
-    """Start an epoch; if it is resumed at its start, restore the checkpoint's state right before its first batch."""
+    """Start an epoch. If the checkpoint was saved at the epoch's start, restore its state before the first batch."""
     progress, loaders = run.progress, run.loaders
     progress.start_epoch()
     run.book.leave_batch()
@@ -69,7 +69,7 @@ def _start(run: Run) -> Epoch:
     reloaded = loaders.reload("fit", run.limits.reload_every)
     loaders.divide_from(0)
     loader = loaders.training()
-    progress.expect_batches(loaders.count_training())  # the limit may have changed
+    progress.expect_batches(loaders.count_training())  # user code may have changed the limit
     set_epoch(loader, progress.current_epoch)
     loaders.passes().start_epoch()
     if reloaded and parity.current().early_iterators:
@@ -103,7 +103,7 @@ def _resume_end(run: Run, state: State) -> None:
 
 
 def _resume_middle(run: Run, state: State) -> Epoch:
-    """Resume inside an epoch: finish the last batch's follow-up, then prepare the remaining batches."""
+    """Resume inside an epoch: do what was left to do after the last batch, then prepare the remaining batches."""
     progress, loaders = run.progress, run.loaders
     progress.resume_at(Phase.BATCH_END)
     run.book.leave_batch()
@@ -124,11 +124,11 @@ def _resume_middle(run: Run, state: State) -> Epoch:
             f"The loader {type(loader).__name__} does not know where it is: its first {done} batches are fetched again "
             "and left out."
         )
-    caught_up: dict[str, Any] = {}  # the random state before the next batch is fetched
+    caught_up: dict[str, Any] = {}  # the random state to draw the next batch with
     batches, bound = batches_and_step(run, loader, Resumed(done, caught_up=lambda: set_rng_state(caught_up)))
     run.book.enter_if_left(run.hooks.scope("training_step"))
     _restore_end_of_pass(run, state, batches)
-    run.restored = True  # a checkpoint that is saved after an error until here contains the loaded state
+    run.restored = True  # a checkpoint saved after an error above contains the loaded state
     if progress.validation == "running":
         run.kept.before_validation = validation_start(run)
     if not state.get("settled"):
@@ -140,14 +140,14 @@ def _resume_middle(run: Run, state: State) -> Epoch:
         _keep_position(run, state)
         return iter(()), bound
     if bound.keep_start is not None:
-        bound.keep_start()  # called before the loader fetches ahead, which changes its position
+        bound.keep_start()  # called here, because the loader's position changes when it fetches ahead
     caught_up.update(rng_state())
     _restore_position(run, data, caught_up)
     return batches, bound
 
 
 def _restore_end_of_pass(run: Run, state: State, batches: Batches) -> None:
-    """Restore the random state; after a pass's last batch, also the numbers that the loader draws at its end."""
+    """Restore the random state; after a pass's last batch, let the loader draw again what it draws at its end."""
     progress, passes = run.progress, run.loaders.passes()
     data, own = state.get("data"), run.loaders.count_own_training()
     asks_for_end = progress.is_last_batch and progress.batches_done <= own and not gives_up(run.loaders.training(), own)
@@ -156,7 +156,7 @@ def _restore_end_of_pass(run: Run, state: State, batches: Batches) -> None:
             passes.resume(data)
         restore_random_state(run)
         next(batches, None)  # exhausts the loader, unless the checkpoint was saved after that
-        # stored for checkpoints that are saved in the following validation
+        # checkpoints that are saved in the following validation contain this position
         state["data"] = position_after_end(passes, data)
         return
     if progress.is_last_batch:
@@ -165,17 +165,17 @@ def _restore_end_of_pass(run: Run, state: State, batches: Batches) -> None:
 
 
 def _keep_position(run: Run, state: State) -> None:
-    """Keep the position in the data for later checkpoints: the epoch ends here without a further batch."""
+    """Keep the position in the data for later checkpoints, because the epoch ends without a further batch."""
     run.loaders.passes().flight = state.get("data")
 
 
 def _restore_position(run: Run, data: dict[str, Any], caught_up: dict[str, Any]) -> None:
-    """Restore the loader's position in its pass. ``caught_up``: the random state of the next batch."""
+    """Restore the loader's position in its pass. ``caught_up``: the random state to draw the next batch with."""
     passes = run.loaders.passes()
     with naming(run.resumed_from):
         if run.progress.batches_done < run.loaders.count_own_training():
             passes.resume(data)
-            set_rng_state(data.get("rng", caught_up))  # a batch fetched ahead was drawn before the checkpoint
+            set_rng_state(data.get("rng", caught_up))  # a batch fetched ahead was drawn with an earlier state
             return
         # other ranks have more batches, so this rank repeats its last one
         move, transfer = run.transfer
@@ -187,10 +187,10 @@ def _restore_position(run: Run, data: dict[str, Any], caught_up: dict[str, Any])
 
 
 def _check_order(run: Run, state: State) -> None:
-    """Check that the samples come in the same order as in the checkpoint's run.
+    """Check that the loader orders its samples as the loader of the checkpoint's run did.
 
     Raises:
-        CheckpointError: the sampler differs, or its number of samples.
+        CheckpointError: the samplers, their options or their numbers of samples differ.
     """
     loader = run.loaders.training()
     then, now = state.get("order"), order_of(loader)
@@ -224,7 +224,7 @@ def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
     """Convert the position into batches of this run's loader, if its batch size or the number of ranks differs.
 
     Raises:
-        CheckpointError: other ranks have saved the position, and in this loader it is unknown.
+        CheckpointError: another number of ranks saved the position, and it cannot be converted for this loader.
     """
     loaders = run.loaders
     saved, data, ranks = state.get("samples"), state.get("data"), state.get("saved_by")
@@ -237,7 +237,7 @@ def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
         if ranks is not None and size and of_all // size != run.progress.batches_done:
             _count_as(run, state, of_all // size)
         return
-    has_own_loader = run.window.gather is not None and rank_batches(loader) is None  # ``samples`` belongs to rank 0's
+    has_own_loader = run.window.gather is not None and rank_batches(loader) is None  # ``samples`` is of rank 0's
     if ranks is not None and (has_own_loader or found is None):
         raise CheckpointError(
             f"The checkpoint was saved in the middle of an epoch by {ranks} processes, and the samples of this "
@@ -253,7 +253,7 @@ def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
 
 
 def _count_as(run: Run, state: State, batches: int) -> None:
-    """Let the finished batches of the epoch count as ``batches``."""
+    """Count the finished samples of the epoch as ``batches`` batches of this run's loader."""
     progress, data, loader = run.progress, state["data"], run.loaders.training()
     rank_zero_info(
         f"The checkpoint was saved after {counted(state)} of an epoch, in {progress.batches_done} batches. They count "
@@ -270,7 +270,7 @@ def _check_batches_done(run: Run, data: dict[str, Any] | None) -> None:
     """Check that the checkpoint contains the position in the epoch's batches.
 
     Raises:
-        CheckpointError: the checkpoint does not contain it, or the epoch has fewer batches now.
+        CheckpointError: the checkpoint does not contain the position, or the epoch now has fewer batches.
     """
     progress = run.progress
     done = progress.batches_done
@@ -291,11 +291,10 @@ def _check_batches_done(run: Run, data: dict[str, Any] | None) -> None:
 
 
 def restore_validation_loaders(run: Run) -> None:
-    """Create the loaders of the validation that the checkpoint's run had, and restore their positions.
+    """Create the validation loaders that the checkpoint's run had created, and restore their states.
 
-    A sanity check does it if there is one, because ``val_dataloader`` is called after ``on_sanity_check_start``. The
-    loaders must be created before the random state is restored, because the hook may draw numbers that the checkpoint's
-    run drew before.
+    If there is a sanity check, it calls this function after ``on_sanity_check_start``. The random state is restored
+    later: ``val_dataloader`` may draw random numbers, and the checkpoint's run drew them before it saved.
     """
     if run.restart is None or run.loaders.is_made("validate"):
         return
@@ -327,7 +326,7 @@ def restore_results(run: Run) -> None:
 
 
 def _restore_window(run: Run) -> None:
-    """Restore the gradients of an incomplete window; in manual optimization it may span an epoch's end."""
+    """Restore the state and the gradients of an incomplete window, which in manual optimization may span epochs."""
     if run.restart is None or "window" not in run.restart:
         return
     window = run.window
@@ -336,7 +335,7 @@ def _restore_window(run: Run) -> None:
         window.load_state_dict(run.restart["window"])
         if "saved_by" in run.restart:
             if window.reference is not None and exchanges_always(run):
-                ranks = run.engine.strategy.data.size  # every rank holds the sums over all ranks
+                ranks = run.engine.strategy.data.size  # a rank's gradients are the sums over all ranks
                 window.reference, window.total = window.reference * ranks, window.total * ranks
         elif not exchanged and run.engine.strategy.data.size > 1 and exchanges_always(run):
             gradients = _means_over_ranks(run, gradients)
@@ -346,8 +345,8 @@ def _restore_window(run: Run) -> None:
 
 
 def _means_over_ranks(run: Run, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the means over the ranks of complete gradients that each rank has saved for itself, for a strategy that
-    exchanges gradients in every backward pass. If losses have weights, the means and the window's weights do, too.
+    """Return the means over the ranks of gradients that the ranks saved before an exchange. A strategy that exchanges
+    gradients in every backward pass needs these means. If losses have weights, the means are weighted, too.
     """
     window, data, named = run.window, run.engine.strategy.data, dict(run.module.named_parameters())
     asked = data.gather_objects((list(gradients), window.reference, window.total))
@@ -357,7 +356,7 @@ def _means_over_ranks(run: Run, gradients: Mapping[str, Tensor]) -> dict[str, Te
         factor = float(window.reference) * data.size / (total or 1)
         window.reference = window.total = total
     means = {}
-    for name in sorted({name for names, *_ in asked for name in names}):  # some ranks may have used more parameters
+    for name in sorted({name for names, *_ in asked for name in names}):  # ranks may have used different parameters
         wide = torch.promote_types(named[name].dtype, torch.float32)
         own = gradients[name] if name in gradients else torch.zeros(named[name].shape)
         means[name] = data.all_reduce(own.to(run.engine.device, wide) * factor).to(named[name].dtype)
@@ -365,7 +364,7 @@ def _means_over_ranks(run: Run, gradients: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def _restore_between_passes(run: Run) -> None:
-    """Restore the training loader's state that continues from one epoch to the next."""
+    """Restore the state that the training loader carries from one epoch to the next."""
     if run.restart is not None and (data := run.restart.get("data")) is not None:
         passes = run.loaders.passes()
         with naming(run.resumed_from):

@@ -1,4 +1,4 @@
-"""The parts of one run, passed to the loops as one object; and the limits of a Trainer."""
+"""The object with all parts of a run that the loops receive, and the limits of a run."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ ENDLESS = float("inf")
 class Limits:
     """The Trainer's arguments that limit a run, with their defaults filled in; ``inf`` means no limit.
 
-    User code may change them through the Trainer during a run; a change takes effect at the next batch, a change of
-    ``*_batches`` at the next pass over the data.
+    User code may change the limits through the Trainer during a run. A change of ``*_batches`` takes effect at the next
+    pass over the data, any other change at the next batch.
 
     Attributes:
-        val_check_interval: batches (int), a fraction of the epoch (float), or seconds: ``val_check_seconds``.
+        val_check_interval: a number of batches (int) or a fraction of the epoch (float); unused if
+            ``val_check_seconds`` is set.
     """
 
     max_epochs: float
@@ -79,7 +80,7 @@ class Limits:
         return found
 
     def batches(self, stage: str) -> int | float:
-        """Return the number of batches for "fit", "validate", "test" or "predict"."""
+        """Return the limit on the number of batches of "fit", "validate", "test" or "predict"."""
         return getattr(self, f"{LOADER_WORDS[stage]}_batches")
 
 
@@ -116,14 +117,14 @@ ARGUMENTS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 
 @dataclass
 class RunOptimizers:
-    """The optimizers of a run as user code sees them, and what a bound step has attached to them.
+    """The optimizers of a run as user code sees them, and the hooks that a bound step has attached to them.
 
     Attributes:
         handles: the result of ``self.optimizers()``.
-        made: ``configure_optimizers`` has run, so a checkpoint can contain the optimizers.
+        made: whether ``configure_optimizers`` has run, so that a checkpoint can contain the optimizers.
         waiting: optimizers that user code has set; they replace the present ones at the next batch.
-        unbinders: functions that undo what binding the step attached.
-        manual_backward: the implementation of the module's method; set during manual optimization.
+        unbinders: functions that remove what a bound step has attached.
+        manual_backward: what the module's method ``manual_backward`` calls; set during manual optimization.
     """
 
     handles: list[LightningOptimizer] = field(default_factory=list)
@@ -135,16 +136,17 @@ class RunOptimizers:
 
 @dataclass
 class KeptStates:
-    """Earlier states that a fit keeps, because a checkpoint may have to resume there: see ``restart.py``.
+    """Earlier states of a fit, for checkpoints from which a run resumes at an earlier point: see ``restart.py``.
 
     Attributes:
         saves_on_exception: a callback saves after an exception.
         window_start: the restart point at the start of the window; kept only if ``saves_on_exception``.
-        unchanged: returns whether the parameters are still as they were at that point.
-        stepping: an optimizer is changing parameters; set only if ``saves_on_exception``. step_hooks: the two hooks on
-            optimizers' steps that set it, before and after the step.
-        before_validation: the state for a checkpoint from inside the running validation. draws_undone: a checkpoint
-            that is saved after the validation also gets its random states from there.
+        unchanged: returns whether the parameters are still as they were at ``window_start``.
+        stepping: an optimizer is changing parameters; set only if ``saves_on_exception``. step_hooks: the hooks before
+            and after an optimizer's step that set ``stepping``.
+        before_validation: the state before the running validation, for a checkpoint saved inside the validation.
+            draws_undone: the random generators will be restored to that state, so a checkpoint saved in the meantime
+            contains it.
         at_epoch_start: the states of callbacks and buffers before ``on_train_epoch_start``, if ``saves_on_exception``.
         token: a unique name of this fit, equal on all ranks; only if ``saves_on_exception``.
     """
@@ -162,12 +164,12 @@ class KeptStates:
 
 @dataclass
 class Stopping:
-    """Requests to end a fit, and what the ranks have agreed about its end.
+    """Requests to end a fit, and what the ranks have agreed on about its end.
 
     Attributes:
         stopper: handles signals and time limits: a :class:`drivetrain.loops.stop.Stop`.
         agreed: the ranks have agreed to stop.
-        ends_together: all ranks end after the same batch, so that they can use collectives until then.
+        ends_together: all ranks end the fit after the same batch, so they can use collectives while it ends.
         delay_reported: whether it was logged that ``min_epochs`` or ``min_steps`` delay the end.
     """
 
@@ -178,7 +180,7 @@ class Stopping:
 
 
 class ValidationClock:
-    """The time since the last validation ended, or since training began."""
+    """Measures the time since the last validation ended, or since training began."""
 
     def __init__(self) -> None:
         self.restart()
@@ -186,35 +188,35 @@ class ValidationClock:
     def restart(self) -> None:
         """Restart the clock."""
         self._began = time.monotonic()
-        self._answer = (-1, False)  # the number of batches at the last call, and its answer
+        self._answer = (-1, False)  # the number of batches at the last call, and the result
 
     def is_over(self, seconds: float, batches: int, strategy: Strategy) -> bool:
-        """Whether ``seconds`` have passed, by one clock for all ranks; the answer is the same during one batch."""
-        if self._answer[0] != batches:  # a callback may have called this before, in the same batch
+        """Whether ``seconds`` have passed by rank 0's clock; the result stays the same during one batch."""
+        if self._answer[0] != batches:  # a callback may have called this in the same batch
             self._answer = batches, strategy.broadcast(time.monotonic() - self._began >= seconds)
         return self._answer[1]
 
 
 @dataclass
 class Run:
-    """One call of ``fit``, ``validate`` or ``test``.
+    """One call of ``fit``, ``validate``, ``test`` or ``predict``.
 
     Attributes:
-        log: passes flushed metrics and a step to the loggers; ``None`` without loggers.
+        log: a function that passes metrics and a step to the loggers; ``None`` without loggers.
         batches: the pass over the training loader, for a step with ``dataloader_iter``; ``None`` for other steps.
         window: the current window.
         restart: the restart point of the checkpoint, until the loop has resumed there.
         resumed_from: the path of the checkpoint of ``restart``, for messages.
-        restored: the loop has restored ``restart``, except the position in the training data.
-        stale: a limit, a callback, a logger or an optimizer was changed: the loop binds again at the next batch.
-        validates_last: a validation at the end of an epoch runs after the epoch's end hooks; otherwise before them.
+        restored: whether the loop has restored everything from ``restart``, except the position in the training data.
+        stale: a limit, a callback, a logger or an optimizer was changed, so the loop binds its step again at the next
+            batch.
+        validates_last: whether a validation at the end of an epoch runs after the epoch's end hooks, or before them.
         uneven: the :class:`drivetrain.loops.uneven.UnevenInputs` of the pass over the training data; ``None`` with one
             rank.
-        stop: ``stopping.stopper`` after a request to end the fit, which the loop then calls at the end of each batch;
-            else ``None``.
+        stop: after a request to end the fit, ``stopping.stopper``, which the loop calls at the end of each batch; else
+            ``None``.
         splitter: runs batches in parts after an out-of-memory error; ``None`` without ``split_on_oom``.
-        graphs: steps that were recorded: a :class:`drivetrain.loops.graphs.GraphedSteps`; ``None`` without
-            ``cuda_graphs``.
+        graphs: the recorded steps, a :class:`drivetrain.loops.graphs.GraphedSteps`; ``None`` without ``cuda_graphs``.
         transfer: ``(move, hooks)`` from :func:`drivetrain.module.hooks.bind_transfer`.
         loaders: creates the loaders on first use.
     """
@@ -246,17 +248,17 @@ class Run:
     graphs: Any = None
 
     def __post_init__(self) -> None:
-        # A transfer hook sees the batch on the host, and may write into it while the device still copies it.
+        # Not with a transfer hook, which may write into the batch on the host while the device still copies it.
         self.loaders.pins = self.transfer[1] is None and self.engine.accelerator.supports_pinned_memory
 
     def mark_stale(self) -> None:
-        """A part of the run was changed: the loop binds again at the next batch."""
+        """Called when a part of the run was changed, so that the loop binds its step again at the next batch."""
         self.stale = True
 
     def publish(self, rows: list[Row], step: int, read_all: bool = False) -> list[Row]:
         """Read ``rows`` from the device and pass the loggers their values; return all values that were read.
 
-        With ``read_all``, it also reads values that neither a logger nor the progress bar gets.
+        With ``read_all``, the function also reads values that neither a logger nor the progress bar gets.
         """
         log = self.log
         if log is None:
@@ -273,20 +275,20 @@ class Run:
         return read
 
     def keep(self, rows: list[Row], step: int) -> None:
-        """Add the values that loggers would get to the history, on rank 0; they are not read from the device yet."""
+        """Called without loggers: add the values that they would get to rank 0's history, which reads them later."""
         values = {row.name: row.value for row in rows if row.entry.to_logger}
         if values and self.engine.strategy.is_global_zero:
             self.book.history.add(values, step, self.progress.current_epoch)
 
     def wrap_optimizers(self) -> None:
-        """Give the module its view of the strategy's optimizers."""
+        """Create the objects that ``self.optimizers()`` of the module returns."""
         self.unbind()
         own = self.engine.strategy.optimizers
         self.optimizers.made = True
         self.optimizers.handles = [LightningOptimizer(optimizer, self.module) for optimizer in own]
 
     def swap_optimizers(self) -> None:
-        """Use the optimizers that user code has set meanwhile, on the Trainer or on its strategy."""
+        """Use the optimizers that user code has set on the Trainer or on its strategy since the last call."""
         own, bound = self.engine.strategy.optimizers, self.optimizers
         if bound.made and bound.waiting is None:
             changed = list(map(id, own)) != [id(handle.optimizer) for handle in bound.handles]
@@ -301,20 +303,20 @@ class Run:
         """Whether there are gradients that no optimizer step has used yet."""
         if self.module.automatic_optimization:
             return self.window.batches_done > 0 or self.window.holds_own
-        # one optimizer's step does not show whether the others have used their gradients
+        # a count of batches does not show which optimizers have used their gradients
         if len(self.optimizers.handles) > 1:
             return any(parameter.grad is not None for parameter in self.module.parameters())
         return self.window.batches_with_gradients > 0
 
     def unbind(self) -> None:
-        """Undo what the last binding attached, so that the optimizers are as the user made them."""
+        """Remove what the bound step has attached to the optimizers, so that they are as the user made them."""
         while self.optimizers.unbinders:
             self.optimizers.unbinders.pop()()
         self.optimizers.manual_backward = None
 
     def let_go(self) -> None:
-        """Drop the state that only a running loop needs. A checkpoint's state that the loop has not restored stays, for
-        the next checkpoint.
+        """Drop the state that only a running loop needs. If the loop has not restored a checkpoint's state, that state
+        is kept for the next checkpoint.
         """
         self.kept.window_start = self.batches = None
         self.hooks.observers.clear()
@@ -327,9 +329,9 @@ class Run:
             self.restart = None
 
     def validates(self) -> bool:
-        """Whether the fit validates: there are a validation step and at least one batch.
+        """Whether the fit validates: the module has a validation step, and there is at least one validation batch.
 
-        Loaders from a hook are assumed to have batches until they are created, when a validation is due.
+        Loaders from a hook are assumed to have batches until they are created, which happens when a validation is due.
         """
         if self.limits.val_batches == 0 or not self.loaders.defined("validate"):
             return False
@@ -338,7 +340,7 @@ class Run:
         return any(source.num_batches for source in self.loaders.evaluation("validate"))
 
     def why_not_validated(self) -> str:
-        """Return a sentence for messages that explains why the fit does not validate, and a space; "" if it does."""
+        """Return a sentence that explains why the fit does not validate, and a space after it; "" if it validates."""
         if self.validates():
             return ""
         if self.limits.val_batches == 0:
@@ -352,7 +354,7 @@ class Run:
         return f"This fit does not validate: {why}. "
 
     def agree_to_stop(self) -> None:
-        """If any rank was asked to stop, ask all ranks to stop; every rank calls this at the same points of a run."""
+        """If any rank was asked to stop, ask all ranks to stop. All ranks must call this at the same points."""
         if self.engine.strategy.facts.is_distributed:
             stop = self.engine.strategy.reduce_boolean_decision(self.progress.should_stop, all=False)
             self.progress.ask_to_stop(stop)
@@ -364,15 +366,14 @@ class Run:
         return progress.epochs_done < limits.min_epochs or progress.global_step < limits.min_steps
 
     def may_stop(self) -> bool:
-        """Whether the run may stop on request: min_epochs and min_steps are reached.
+        """Whether the run may stop on request: min_epochs and min_steps are reached, and all ranks know of the request.
 
-        With several ranks it waits until all of them know of the request, because a rank that stops alone leaves the
-        others waiting.
+        A rank that stopped before the others know would leave them waiting in a collective.
         """
         progress, limits = self.progress, self.limits
         if self.engine.strategy.facts.is_distributed and not self.stopping.agreed:
             return False
-        # inside an epoch, current_epoch is the number of complete epochs; it rises after the end hooks
+        # current_epoch is the number of complete epochs: it rises after an epoch's end hooks
         allowed = progress.current_epoch >= limits.min_epochs and progress.global_step >= limits.min_steps
         if not allowed and not self.stopping.delay_reported:
             self.stopping.delay_reported = True
@@ -383,7 +384,7 @@ class Run:
         return allowed
 
     def training_done(self) -> bool:
-        """Whether no further epoch must begin."""
+        """Whether training is over: no further epoch may begin."""
         progress, limits = self.progress, self.limits
         return (
             progress.current_epoch >= limits.max_epochs
@@ -394,7 +395,7 @@ class Run:
 
 
 def val_check_every(limits: Limits, num_batches: float) -> float:
-    """Return the number of training batches between validations; ``inf``: after the last batch of an epoch.
+    """Return the number of training batches between validations; ``inf``: validate after an epoch's last batch.
 
     Raises:
         ConfigurationError: the interval is never reached, or needs a length that the loader does not have.

@@ -17,8 +17,8 @@ from drivetrain.loops.run import Run
 def sanity_check(run: Run) -> None:
     """Run a few validation batches before training, so that an error in them shows at once.
 
-    Every fit begins with a sanity check, also a fit that resumes at the start or the end of an epoch. It has no lasting
-    effect: no metrics, no progress, no random numbers drawn, no worker processes.
+    A fit that resumes inside an epoch or a validation has no sanity check, every other fit has. The check restores what
+    it changes: metrics, progress and random states; it leaves no worker processes.
     """
     limits, progress, book = run.limits, run.progress, run.book
     if limits.sanity_batches == 0 or limits.val_batches == 0 or not run.loaders.defined("validate"):
@@ -27,7 +27,7 @@ def sanity_check(run: Run) -> None:
     if over or limits.train_batches == 0 or (progress.should_stop and run.may_stop()):
         return  # there is no training
     if run.restart is not None and progress.batches_done > 0 and not progress.epoch_ending:
-        return  # resumed inside an epoch or inside a validation
+        return  # the fit resumes inside an epoch or inside a validation
     progress.enter(Phase.SANITY_START)
     metrics = copied_states(run.module)
     eval_steps = copied(progress.eval_steps)

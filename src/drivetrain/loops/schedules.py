@@ -1,4 +1,4 @@
-"""When learning-rate schedulers step."""
+"""Step the learning-rate schedulers: after optimizer steps, on an epoch's last batch, or after validation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Schedules:
     """The schedulers that the Trainer steps in a run, grouped by when they step.
 
     Attributes:
-        step, epoch: stepped after an optimizer step, and on the last batch of an epoch, both before validation.
+        step, epoch: the schedulers that are stepped after an optimizer step, and on the last batch of an epoch; both
+            before validation.
         step_plateau, epoch_plateau: the schedulers with a monitored value, stepped after validation.
     """
 
@@ -24,7 +25,7 @@ class Schedules:
         self._run = run
         self._by_batch = parity.current().batch_counted_schedulers
         self._own_step = run.hooks.bind_method("lr_scheduler_step")
-        # in manual optimization the module steps its own schedulers
+        # in manual optimization, the module steps its schedulers itself
         configs = run.engine.strategy.lr_scheduler_configs if run.module.automatic_optimization else []
         self.step = [c for c in configs if c.interval == "step" and not c.reduce_on_plateau]
         self.epoch = [c for c in configs if c.interval == "epoch" and not c.reduce_on_plateau]

@@ -1,4 +1,6 @@
-"""The actions of a run that a profiler measures. Without a profiler, none of this is created."""
+"""The actions of a run that a profiler measures, such as ``run_training_batch``. Without a profiler, no object of this
+module is created.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,13 @@ _AROUND = {
     "on_predict_start": ("run_predict", True), "on_predict_end": ("run_predict", False),
     "on_predict_batch_end": ("run_predict_batch", False),
 }  # fmt: skip
-"""Hook -> the action that begins before it (True) or ends after it. Batches begin when they were fetched."""
+"""Hook -> an action, and whether it begins before the hook (True) or ends after it (False). The actions of batches have
+no hook at their beginning: :meth:`Spans.batches` begins them.
+"""
 
 
 class Spans:
-    """Wraps parts of a run in actions, when these parts are bound.
+    """Wraps the functions of a run, so that a profiler measures each call as an action.
 
     Args:
         profiler: measures the actions.
@@ -34,7 +38,7 @@ class Spans:
 
     def __init__(self, profiler: Any) -> None:
         self._start, self._stop = profiler.start, profiler.stop
-        self._open: list[str] = []  # actions between two hooks; the innermost last
+        self._open: list[str] = []  # the running actions that end at a hook; the innermost is last
 
     def wrap(self, action: str, call: Call) -> Call:
         """Return ``call``, measured as an action."""
@@ -51,11 +55,11 @@ class Spans:
         return measured
 
     def of_hook(self, owner: Any, kind: str, hook: str) -> Call:
-        """Return a hook of ``owner`` as an action: ``[Callback]EarlyStopping.on_train_epoch_end``."""
+        """Return a hook of ``owner``, measured as an action such as ``[Callback]EarlyStopping.on_train_epoch_end``."""
         return self.wrap(f"[{kind}]{type(owner).__name__}.{hook}", getattr(owner, hook))
 
     def around(self, hook: str, bound: tuple[Call, ...]) -> tuple[Call, ...]:
-        """Return the callable for ``hook``, including the action that begins or ends there."""
+        """Return the callables of ``hook``, with one that begins or ends the action of this hook."""
         if hook not in _AROUND:
             return bound
         action, begins = _AROUND[hook]
@@ -70,7 +74,7 @@ class Spans:
         self._start(action)
 
     def end(self, action: str) -> None:
-        """End an action, and any inside it that were left open; do nothing if it has not begun."""
+        """End an action, and the open actions inside it; do nothing if it has not begun."""
         while action in self._open:
             self._stop(self._open.pop())
 
@@ -80,9 +84,7 @@ class Spans:
             self._stop(self._open.pop())
 
     def batches(self, word: str, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield from ``batches``. The wait for each batch is one action; the work on it is another, which begins
-        then.
-        """
+        """Yield from ``batches``. The wait for each batch is one action; the work on the batch is another."""
         fetch = f"{_BATCHES[word]}_dataloader_next"
         work = f"run_{'training' if word == 'train' else word}_batch"
         fetched = self.wrap(fetch, lambda: next(batches, batches))

@@ -1,9 +1,9 @@
-"""``Trainer(split_on_oom=True)``: batches that do not fit into memory run again in parts.
+"""``Trainer(split_on_oom=True)``: if a batch does not fit into memory, run it again in parts (micro-batches).
 
 The ranks do not communicate while they run the batches of a window. A rank that runs out of memory drops the gradients
-of the window and runs its batches again, each in twice as many parts, until they fit. After a window's last batch, the
-ranks vote: all use the largest number of parts, and a rank that cannot continue ends the fit on all of them. Then they
-exchange gradients once.
+of the window. It runs the window's batches again, each in twice as many parts, until they fit. After a window's last
+batch, the ranks exchange their numbers of parts, and all use the largest from then on. If a rank cannot continue, the
+fit ends on all of them. Then the ranks exchange gradients once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BACKWARD, _OPTIMIZER_STEP = int(Phase.BACKWARD), int(Phase.OPTIMIZER_STEP)
 
 @dataclass
 class _Kept:
-    """A batch of the current window, with the arguments and the random state with which it ran."""
+    """A batch of the current window, with the step's arguments and the random state from before the batch."""
 
     batch: Any
     batch_idx: int
@@ -53,7 +53,7 @@ class SplitWindow:
     Args:
         run: the run.
         optimizer: the only optimizer of the run.
-        before_step: processes the final gradients.
+        before_step: processes the final gradients before the optimizer's step.
     """
 
     def __init__(self, run: Run, optimizer: Optimizer, before_step: Callable[[], None] | None) -> None:
@@ -66,8 +66,8 @@ class SplitWindow:
         before: SplitWindow | None = run.splitter
         new_passes = load(self._strategy.facts.local_passes)
         self.passes: LocalPasses = new_passes(self._strategy) if before is None else before.passes
-        self._kept: list[_Kept] = [] if before is None else before._kept  # the step may be rebound inside a window
-        # the window's gradients at its first batch in this run, if a checkpoint was saved inside the window
+        self._kept: list[_Kept] = [] if before is None else before._kept  # a new step may be bound inside a window
+        # the gradients restored from a checkpoint that was saved inside this window
         self._gradients: list[Tensor | None] | None = None if before is None else before._gradients
         self._at_start: dict[str, Any] = {} if before is None else before._at_start
         self._parts: int = 1 if before is None else before._parts  # the current number of parts of each batch
@@ -77,7 +77,7 @@ class SplitWindow:
     # ---- a batch -------------------------------------------------------------------------------------------------
 
     def step(self, batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
-        """Run a batch, as :data:`drivetrain.loops.pieces.Step`; after the last, the window's gradients are complete."""
+        """Run a batch as a :data:`drivetrain.loops.pieces.Step`; after the last one, the gradients are complete."""
         if not self._kept:
             self._begin(position)
         module = self._run.module
@@ -97,7 +97,7 @@ class SplitWindow:
                 if not is_out_of_memory(error):
                     raise
                 self._grow(error)
-            # outside the except clause, whose frames hold the tensors of the step
+            # after the except clause, in which the frames of the error keep the step's tensors in memory
             self.passes.forget()
             self._drop_gradients()
             self._restore_module(metrics, buffers)
@@ -119,7 +119,7 @@ class SplitWindow:
             self._gradients = [None if each.grad is None else each.grad.clone() for each in self._parameters]
 
     def _run_batch(self, kept: _Kept, logs: bool) -> Any:
-        """Run one batch of the window in the current number of parts; ``logs``: keep its logged values."""
+        """Run one batch of the window in the current number of parts; ``logs``: keep the values that it logs."""
         run, window = self._run, self._window
         if self._again:
             set_rng_state(kept.rng)
@@ -197,7 +197,7 @@ class SplitWindow:
                 buffer.copy_(before)
 
     def _vote(self, failed: bool) -> None:
-        """Agree on the largest number of parts of all ranks.
+        """Exchange the ranks' numbers of parts, and use the largest; ``failed``: this rank cannot run its batch.
 
         Raises:
             RuntimeError: another rank cannot run its batch.
@@ -219,7 +219,7 @@ class SplitWindow:
     def finish_window(self) -> bool:
         """Step the optimizer, and return whether it was stepped.
 
-        If memory runs out before the optimizer has changed anything, step it once more.
+        If memory runs out before the optimizer has changed anything, free memory and step it once more.
         """
         run = self._run
         if not self._window.batches_with_gradients:

@@ -1,19 +1,20 @@
-"""One batch: forward, backward and, on the last batch of a window, the optimizer.
+"""Run a training batch: forward, backward and, on the last batch of a window, the optimizer's step.
 
-A *window* is the batches of one optimizer step (``accumulate_grad_batches``). There are three ways to run one, chosen
-when an epoch begins:
+A *window* is the batches of one optimizer step (``accumulate_grad_batches``). There are three kinds of step for the
+batches of a window, one of which is chosen when an epoch begins:
 
 flat
     ``training_step``; zero_grad hooks and zero_grad on the window's first batch; backward hooks and backward; on the
     last batch unscaling, on_before_optimizer_step, clipping, ``optimizer.step()``.
 closure
-    The same events in the same order, but on the window's last batch they happen inside a closure that is handed
-    to ``module.optimizer_step``, as LBFGS and an overridden ``optimizer_step`` need it.
+    The same calls in the same order, but on the window's last batch a closure makes them. It is passed to
+    ``module.optimizer_step``, because LBFGS and an overridden ``optimizer_step`` call it.
 manual
-    ``training_step`` alone. It calls ``manual_backward`` and ``step`` of the optimizers, which run their hooks.
+    Only ``training_step``, which itself calls ``manual_backward`` and the optimizers' ``step``; these call the hooks.
 
-A strategy changes parts of the step through its methods (:mod:`drivetrain.strategies.step`): the methods that it
-overrides are bound here in place of the plain operations. A strategy may also own the step; it gets the same parts.
+A strategy changes parts of the step through its methods (:mod:`drivetrain.strategies.step`): this module binds the
+methods that a strategy overrides in place of torch's operations. A strategy may also run the complete step itself
+(``own_step.py``).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class BoundStep(NamedTuple):
 
     Attributes:
         run: called for each batch.
-        finish_window: called after ``run`` on a window's last batch; ``None``: ``run`` does everything.
+        finish_window: called after ``run`` on a window's last batch; ``None``: ``run`` also steps the optimizer.
     """
 
     run: Step
@@ -110,7 +111,7 @@ def make_step(run: Run) -> BoundStep:
 
 
 def _splitting(run: Run, optimizer: Optimizer, before_step: Callable[[], None] | None) -> BoundStep:
-    """Return the flat step with batches that run again in parts if memory runs out."""
+    """Return a flat step that runs batches again in parts if memory runs out."""
     parts = split.SplitWindow(run, optimizer, before_step)
 
     def finish_window() -> None:
@@ -128,7 +129,7 @@ def _not_by_hand(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs
 
 
 def _keeping_window(run: Run, clear: Callable[..., None]) -> Callable[..., None]:
-    """Return ``clear`` with a check: it must not clear the gradients of the window's earlier batches."""
+    """Return a function that calls ``clear``, but raises if the window's earlier batches would lose their gradients."""
 
     def zero_grad(*args: Any, **kwargs: Any) -> None:
         if run.window.batches_done > 0:
@@ -186,7 +187,9 @@ def _optimizer_step(
 
 
 def _strategy_accumulates(run: Run, whole: BoundStep) -> BoundStep:
-    """Step after every batch with its undivided loss; only the last step of a window is counted."""
+    """Return a step for a strategy that accumulates gradients itself: it steps after every batch, with the undivided
+    loss, and counts only the last step of a window.
+    """
     progress = run.progress
 
     def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
@@ -214,7 +217,7 @@ def _closure(
     must_have_loss, shared = requires_closure(handle.optimizer), window.gather is not None
 
     def finish(optimizer: Optimizer) -> None:
-        if not window.batches_with_gradients:  # zeros would still move the parameters, by momentum and weight decay
+        if not window.batches_with_gradients:  # zeros would not stop momentum and weight decay
             for parameter in parameters_of(optimizer):
                 parameter.grad = None
         elif before_step is not None:
@@ -229,9 +232,9 @@ def _closure(
         def closure() -> Any:
             nonlocal output, called
             called = True
-            outer = book.enter(training_scope)  # logs in the same scope as the window's other batches
+            outer = book.enter(training_scope)  # values are logged in the scope of the window's other batches
             try:
-                with torch.enable_grad():  # a user's own step may run under no_grad
+                with torch.enable_grad():  # the user's optimizer_step may run under no_grad
                     output = forward_backward(batch, batch_idx, position, True, divisor)
             finally:
                 book.enter(outer)
@@ -279,7 +282,7 @@ def _manual(run: Run) -> Step:
     strategy, shared = run.engine.strategy, run.engine.strategy.facts.is_distributed
 
     def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        # counted until the next step, because a checkpoint in between must contain the gradients
+        # not 0 until the next step: a checkpoint saved before that must contain the gradients
         window.batches_with_gradients += 1
         if not shared:
             backward(loss, *args, **kwargs)
@@ -303,8 +306,8 @@ def _attach(
 ) -> None:
     """Route ``handle.step`` through the run, until the run is bound again or ends.
 
-    Only steps made through it are counted: an override of ``optimizer_step`` may skip some. A hook on the optimizer
-    would count a step twice if its class calls ``super().step()``.
+    The run counts the calls of ``handle.step``, because an override of ``optimizer_step`` may not step at all. A hook
+    on the optimizer would count a step twice if the optimizer's class calls ``super().step()``.
     """
     progress, strategy, precision = run.progress, run.engine.strategy, run.engine.precision
     slot = progress.slot
@@ -317,7 +320,7 @@ def _attach(
             loss = optimizer.step(**kwargs)
         else:
 
-            def evaluate() -> Any:  # an optimizer that evaluates twice gets final gradients twice
+            def evaluate() -> Any:  # an optimizer may call this several times, and needs final gradients each time
                 try:
                     value = closure()
                 except TypeError as error:
@@ -338,12 +341,12 @@ def _attach(
     own = scales or steps_itself(strategy)
     uncounted = False
 
-    def count(*_: Any) -> None:  # immediately: a later exception must find it counted
+    def count(*_: Any) -> None:  # at once, so that a step is counted even if an exception follows
         nonlocal uncounted
         progress.global_step += uncounted
         uncounted = False
 
-    # a wrapper may not have this method
+    # a user's wrapper of an optimizer may lack this method
     if own and (register := getattr(handle.optimizer, "register_step_post_hook", None)):
         run.optimizers.unbinders.append(register(count).remove)
 
@@ -353,7 +356,7 @@ def _attach(
 
         def evaluate() -> Any:
             nonlocal applied, uncounted
-            if applied is not None:  # evaluated again: undo the factor on the current gradients
+            if applied is not None:  # a repeated evaluation: undo the factor of the first one
                 rescale(optimizer, 1 / applied)
             value = None if closure is None else closure()
             uncounted = bool(graded())
@@ -368,7 +371,7 @@ def _attach(
         precision.stepped, uncounted = True, closure is None and bool(graded())
         loss = step_of_strategy(optimizer, evaluate, model, **kwargs)
         if uncounted and precision.stepped:
-            count()  # the step was made by another object than the optimizer itself
+            count()  # another object than the optimizer made the step
         uncounted = False
         return loss
 
@@ -394,7 +397,7 @@ def _closing_window(run: Run, take_step: TakeStep) -> TakeStep:
 
 
 def _ends_with_step(run: Run) -> bool:
-    """Whether each batch ends with an optimizer step, and nothing takes the batch and the step apart."""
+    """Whether each batch ends with an optimizer step that nothing needs as a separate function, such as a graph."""
     is_window = run.limits.accumulate == 1 and run.window.batches_done == 0
     takes_parts = run.hooks.bind_observers("step_bound") or run.settings.cuda_graphs
     return is_window and not takes_parts and not run.engine.strategy.facts.handles_gradient_accumulation
@@ -403,28 +406,29 @@ def _ends_with_step(run: Run) -> bool:
 def make_forward_backward(
     run: Run, optimizer: Optimizer | None, zero_grad: Clear, backward: Backward, calls: Calls | None, steps: bool
 ) -> ForwardBackward:
-    """Return the function that computes a batch's loss and gradients; it calls ``zero_grad`` in a window's first.
+    """Return the function that computes a batch's loss and gradients, and calls ``zero_grad`` on a window's first
+    batch.
 
-    ``calls``: makes the calls of ``zero_grad`` and ``backward`` in one, if they are direct and nothing comes between
-    them; ``steps``: and with them the optimizer's step, because each batch is a window.
+    ``calls``: replaces ``zero_grad`` and ``backward`` by one direct call (``direct.py``), if nothing comes between
+    them. ``steps``: this call also steps the optimizer, because each batch is a window.
     """
     train = None if calls is None else calls.train
     training_step, context = pieces.bind_training_step(run), run.engine.forward_context()
     progress, window, shared, slot = run.progress, run.window, run.window.gather is not None, run.progress.slot
 
     accumulates = run.limits.accumulate > 1 or window.batches_done > 0
-    # if the strategy can, ranks exchange gradients only on the window's last batch
+    # if the strategy has such a context, ranks exchange gradients only on the window's last batch
     held_back = pieces.hold_back(run) if accumulates and run.engine.strategy.facts.is_distributed else None
 
     def forward_backward(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         block = None if last or held_back is None else held_back()
         if block is not None:
-            block.__enter__()  # entered directly: a wrapper function would add a frame to every batch
+            block.__enter__()  # not by a wrapper function, which would add a frame to every batch
         try:
             if context is None:
                 output = training_step(batch, batch_idx)
             else:
-                with context:  # entered directly, too
+                with context:  # also without a wrapper function
                     output = training_step(batch, batch_idx)
             loss, weight = output, None
             if type(output) is not Tensor:

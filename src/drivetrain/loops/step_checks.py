@@ -1,4 +1,6 @@
-"""Steps that ``Trainer(split_on_oom=True)``, ``cuda_graphs=...`` or ``replay_every=n`` cannot run."""
+"""Find the reasons why ``split_on_oom=True``, ``cuda_graphs=...`` or ``replay_every=n`` of the Trainer cannot run a
+training step.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,7 @@ _VERBS = (
 
 
 def check(module: Any, settings: Settings, strategy: Strategy) -> None:
-    """Check that a step of ``module`` can be split, recorded or replayed, if the settings ask for it; nothing is built
-    yet.
+    """Check before a run that a step of ``module`` can be split, recorded or replayed, if the settings ask for it.
 
     Raises:
         ConfigurationError: the step does not work with the argument; the message gives the reason and what to leave
@@ -81,9 +82,7 @@ def _own_verbs(strategy: Strategy) -> list[str]:
 
 
 def why_not_replayed(module: Any, settings: Settings, strategy: Strategy) -> str:
-    """Return why no step of ``module`` can be computed again before the optimizer's step, as a sentence; "" if it can
-    be.
-    """
+    """Return, as a part of a sentence, why the steps of ``module`` cannot be replayed; "" if they can."""
     name, kind = type(module).__name__, type(strategy).__name__
     refused = strategy.facts.refuses.get("replay_every")
     owns = overrides(strategy, "bind_step", StepVerbs) or steps_itself(strategy)
@@ -113,7 +112,7 @@ def why_not_replayed(module: Any, settings: Settings, strategy: Strategy) -> str
 
 
 def why_not_recorded(module: Any, settings: Settings, strategy: Strategy) -> str:
-    """Return why no step of ``module`` can be recorded, as far as that is known before a run; "" if it may be."""
+    """Return why no step of ``module`` can be recorded; "" if no reason is known before the run."""
     name, kind, accelerator = type(module).__name__, type(strategy).__name__, strategy.accelerator
     own, refused = _own_verbs(strategy), strategy.facts.refuses.get("cuda_graphs")
     several = strategy.facts.is_distributed or strategy.facts.drives_all_devices
@@ -136,7 +135,7 @@ def why_not_recorded(module: Any, settings: Settings, strategy: Strategy) -> str
 
 
 def why_not_now(run: Run) -> str:
-    """Return why the steps of the epoch that begins cannot be recorded; "" if they may be."""
+    """Return why the steps of the beginning epoch cannot be recorded; "" if no reason is known."""
     for hook in sorted(HOOKS_IN_A_STEP):
         if owner := run.hooks.overridden(hook):
             return f"{owner} overrides {hook}, which runs inside of it"
@@ -159,7 +158,7 @@ def _why_not_stepped(optimizer: Optimizer) -> str:
 
 
 def _hooks_of_torch(module: nn.Module, optimizer: Optimizer) -> Iterator[str]:
-    """Yield, for each hook that was registered with torch and would run inside the step, where it is registered."""
+    """Yield a description of each hook that user code has registered with torch and that would run inside the step."""
     if getattr(optimizer, BEFORE_STEP) or getattr(optimizer, AFTER_STEP):
         yield f"{type(optimizer).__name__} has a hook around its step"
     if torch_private.before_all_steps or torch_private.after_all_steps:

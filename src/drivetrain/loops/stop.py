@@ -1,15 +1,16 @@
-"""How a fit ends on a signal or a time limit: all ranks stop after the same batch.
+"""End a fit on a signal or at a time limit, so that all ranks stop after the same batch.
 
 [Note: the batch after which all ranks stop]
 A rank that stops alone leaves the others waiting in a collective. So each rank has a thread that regularly checks in
 the job's store whether the job is to end. If it is, the thread sets ``run.stop``, which the loop reads at the end of
-each batch. From then on the rank runs at most one batch beyond the one that it has begun, and the thread writes the
-number of that batch into the store. The highest number of all ranks is the batch after which all of them stop. No rank
-can be beyond it: each waits at its own number until it knows the highest. No rank waits forever: the numbers are
-written by threads, so even a rank inside a collective has written its number.
+each batch. From then on, the rank runs at most one batch after the batch that it has begun, and the thread writes the
+number of that next batch into the store. The highest number of all ranks is the batch after which all of them stop. No
+rank can have passed this batch, because each rank waits at the end of the batch with its own number until it knows the
+highest. No rank waits forever, because threads write the numbers: a rank that is inside a collective writes its number,
+too.
 
-Training and validation batches are counted together. All ranks have equally many, so a number means the same batch on
-each.
+Training and validation batches are counted together. All ranks run equally many batches, so a number means the same
+batch on each rank.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ TIME_LIMIT = "the time limit"
 REQUEUE = "the cluster's signal"
 _SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 _POLL_S = 0.25  # seconds between two checks of the store
-_ANSWERS_EACH = 4  # after so many checks of the store, answer the ranks that ask for this rank's position
-_LOOK_S = 1.0  # seconds between two checks whether a rank of this machine has ended
+_ANSWERS_EACH = 4  # after this many checks of the store, answer ranks that ask for this rank's position
+_LOOK_S = 1.0  # seconds between two checks whether a rank on this machine has ended
 _PAUSE_S = 0.01  # seconds between two checks for the numbers of the other ranks
-_NEVER = sys.maxsize  # also instead of a batch number: the rank has left its fit
+_NEVER = sys.maxsize  # also stands for a rank that has left its fit, in place of its batch number
 
 _fits = 0  # the number of distributed fits that this process has begun; each uses its own keys in the job's store
 _main_pipe: list[int] = []  # the pipe for signals that arrive during a distributed fit of this process
@@ -54,10 +55,10 @@ _ended_in: list[int] = []  # the process whose run is already ending because of 
 
 
 class Note:
-    """The line that answers Ctrl-C, on a terminal that may show a progress bar.
+    """The line that a fit prints after Ctrl-C, to a terminal that may show a progress bar.
 
     Attributes:
-        before, after: the bytes around the line; a progress bar sets them so that the line replaces it.
+        before, after: the bytes around the line; a progress bar sets them so that the line is written in its place.
         is_written: whether Ctrl-C was pressed in the running fit.
     """
 
@@ -66,9 +67,9 @@ class Note:
     is_written: bool = False
 
     def stand_above(self, lines: int = 0) -> None:
-        """Write above a bar of ``lines`` lines, whose cursor is in the last line; 0: there is no bar."""
+        """Write the line above a progress bar of ``lines`` lines (0: no bar), in whose last line the cursor is."""
         self.before = b"\r\x1b[2K" + b"\x1b[1A\x1b[2K" * (lines - 1) if lines else b"\n"
-        self.after = b"\n" * (lines - 1)  # the bar moves up by its lines when it is drawn again
+        self.after = b"\n" * (lines - 1)  # drawing the bar again moves the cursor up by these lines
 
 
 note = Note()
@@ -80,13 +81,14 @@ class Stop:
     Args:
         run: the fit.
         save: saves the checkpoint from which the next run resumes; all ranks call it after the same batch.
-        keep_newest: marks that checkpoint as newer than any that callbacks save while the fit ends.
+        keep_newest: called if callbacks may have saved checkpoints after ``save``; marks the one of ``save`` as the
+            newest.
         timeout_s: how long a rank waits for the others' answers before it ends alone, without saving.
 
     Attributes:
-        agreed: all ranks are at the end of the same batch, so that they can use collectives.
-        answers: for each reason, a function that all ranks call after the agreed batch instead of saving and ending.
-            Training continues after it, unless it raises SystemExit.
+        agreed: whether all ranks are at the end of the agreed batch, so that they can use collectives.
+        answers: for some reasons, a function that all ranks call after the agreed batch instead of saving and ending.
+            Training continues after the function, unless it raises SystemExit.
     """
 
     def __init__(
@@ -97,10 +99,10 @@ class Stop:
         strategy = run.engine.strategy
         self._rank, self._size = strategy.global_rank, strategy.world.size
         self._reason = ""  # the reason on which the ranks have agreed
-        self._wanted = ""  # requested by this rank
-        self._next = ""  # the next request of this rank
+        self._wanted = ""  # the reason for which this rank requests the end
+        self._next = ""  # the reason of this rank's next request
         self.answers: dict[str, Callable[[], None]] = {}
-        self._may_reach = self._last = 0  # numbers of batches
+        self._may_reach = self._last = 0  # numbers of batches: this rank's, and the agreed one
         self._written, self._answered, self._acted = threading.Event(), threading.Event(), threading.Event()
         self._time_over = self._saved = self._over = False
         self._interrupts = self._fit = self._round = 0
@@ -112,14 +114,15 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Context around the loop in which the fit accepts requests to end.
+        """Context around the loop, in which the fit accepts requests to end.
 
         Raises:
-            KeyboardInterrupt, SIGTERMException: the fit was asked to end, and ended before the agreed batch.
+            KeyboardInterrupt, SIGTERMException: a signal asked the fit to end, and the loop ended before the agreed
+                batch.
         """
         if self._size > 1:
             self._store = _second_store()
-            # without a store to agree through, signals end this rank at once, as without a Trainer
+            # without a store, the ranks cannot agree, so signals end this rank at once, as without a Trainer
             if self._store is None:
                 yield
                 return
@@ -133,7 +136,7 @@ class Stop:
                 self._leave()
         for reason in (self._reason, self._wanted, self._next):
             if reason in _SIGNALS.values():
-                if self._size == 1:  # several ranks would have to agree on a batch first, and have no batch left
+                if self._size == 1:  # several ranks cannot agree on a batch any more, because the loop has ended
                     self._save(reason)
                 raise _exception(reason)
         if not self._time_over:
@@ -144,7 +147,7 @@ class Stop:
             self._keep_newest()
 
     def ask(self, reason: str) -> None:
-        """Request the end of all ranks; any thread of any rank, or a signal handler, may call it."""
+        """Request the end of the fit on all ranks; any thread or signal handler of any rank may call this."""
         self._want(reason)
         if self._size == 1:
             self._agree_alone()
@@ -165,10 +168,10 @@ class Stop:
         self._run.stop = self
 
     def at_batch_end(self) -> None:
-        """Called after a batch and its hooks while :attr:`Run.stop` is set: stop here if this is the agreed batch.
+        """Called after a batch and its hooks while :attr:`Run.stop` is set: end the fit if this is the agreed batch.
 
         Raises:
-            KeyboardInterrupt, SIGTERMException: this batch is the agreed one.
+            KeyboardInterrupt, SIGTERMException: this is the agreed batch, or the other ranks have not answered.
         """
         number = self._run.progress.slot[1]
         self._written.wait()
@@ -196,7 +199,7 @@ class Stop:
             raise _exception(self._reason)
         self._time_over = True
         if not (self._saved or self._run.stop_is_delayed()):
-            # saved before the last validation and hooks, which draw random numbers and change states
+            # save now: the last validation and the end hooks draw random numbers and change states
             self._saved = True
             self._save(TIME_LIMIT)
         self._run.stopping.agreed = True
@@ -204,7 +207,7 @@ class Stop:
         self._end_round()
 
     def _wait_for_answers(self) -> str:
-        """Wait until the agreed batch is known; return why it will not be known, or ""."""
+        """Wait until the number of the agreed batch is known; return "", or why it will never be known."""
         deadline = time.monotonic() + self._timeout_s
         while not self._answered.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
@@ -228,10 +231,11 @@ class Stop:
 
     @contextmanager
     def _handlers(self) -> Iterator[None]:
-        """Context in which SIGTERM and Ctrl-C ask the fit to end; signals are only handled in the main thread.
+        """Context in which SIGTERM and Ctrl-C ask the fit to end. It does nothing outside the main thread, in which
+        Python handles signals.
 
-        An ignored signal stays ignored, and a user's handler for Ctrl-C is kept. A user's handler for SIGTERM is called
-        before the fit is asked to end.
+        A signal that the user ignores stays ignored. A user's handler for Ctrl-C is kept. A user's handler for SIGTERM
+        is called, and then the fit is asked to end.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -254,7 +258,7 @@ class Stop:
                 signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # in a forked process, such as a loader's worker, which survives Ctrl-C and ends on SIGTERM
+        # A forked process, such as a loader's worker, inherits this handler: it ignores Ctrl-C and ends on SIGTERM.
         if os.getpid() != self._process:
             if number == signal.SIGTERM:
                 _end_as_by_default()
@@ -264,7 +268,7 @@ class Stop:
             self._interrupts += 1
             if self._interrupts > 1:
                 raise KeyboardInterrupt
-            if self._rank == 0:  # unbuffered: the main thread may be writing to it
+            if self._rank == 0:  # not through sys.stderr, to which the main thread may be writing
                 text = b"Ctrl-C: the fit ends after the batch that is running. Press it again to end at once.\n"
                 note.is_written = True
                 with contextlib.suppress(OSError):
@@ -275,7 +279,7 @@ class Stop:
 
     @contextmanager
     def _signals_in_pipe(self) -> Iterator[None]:
-        """Context in which the thread receives signals while the main thread waits in a collective."""
+        """Context in which the thread receives signals through a pipe while the main thread waits in a collective."""
         self._process = os.getpid()
         if self._pipe is None:
             yield
@@ -297,7 +301,7 @@ class Stop:
         global _fits
         _fits += 1
         self._fit = _fits
-        if os.name == "posix":  # elsewhere a thread cannot wait for a pipe
+        if os.name == "posix":  # on Windows, a thread cannot wait for a pipe
             self._pipe = os.pipe()
             for end in self._pipe:
                 os.set_blocking(end, False)
@@ -315,7 +319,7 @@ class Stop:
         return batches, f"in the phase {name!r} after {batches} batches had begun"
 
     def _watch(self) -> None:
-        """Run the thread's loop until the fit is over."""
+        """The loop of the thread: check for requests to end until the fit is over."""
         answers = waiting.Answers(self._store, self._rank)
         try:
             for turn in itertools.count():
@@ -334,7 +338,7 @@ class Stop:
                     while not self._over and not self._acted.wait(_POLL_S):
                         pass
                     self._acted.clear()
-        except RuntimeError:  # the process with the store has ended: collectives fail too
+        except RuntimeError:  # the process with the store has ended, so collectives fail, too
             self._last = _NEVER
         finally:
             self._written.set()
@@ -352,8 +356,8 @@ class Stop:
                 self._want(_SIGNALS[signal.Signals(number)])
 
     def _agree(self) -> None:
-        """See [Note: the batch after which all ranks stop]."""
-        self._run.stop = self  # set before the number is read: the loop then passes at most one more batch end
+        """Agree with the other ranks on a batch: see [Note: the batch after which all ranks stop]."""
+        self._run.stop = self  # set before the number is read, so that the loop passes at most one more batch end
         self._may_reach = self._run.progress.slot[1] + 1
         self._written.set()
         self._write_number(self._may_reach)
@@ -364,7 +368,7 @@ class Stop:
         self._answered.set()
 
     def _write_number(self, number: int) -> None:
-        """Raise the highest number to this rank's; the last rank to do so publishes it."""
+        """Raise the highest number in the store to this rank's, if needed; the last rank publishes the result."""
         highest = self._store.compare_set(self._key("highest"), "", str(number)).decode()
         while int(highest) < number:
             highest = self._store.compare_set(self._key("highest"), highest, str(number)).decode()
@@ -372,7 +376,7 @@ class Stop:
             self._store.set(self._key("last"), self._store.get(self._key("highest")))
 
     def _leave(self) -> None:
-        """Called when the loop is left: the others must not wait for this rank's number."""
+        """Called when the loop has ended, so that other ranks do not wait for this rank's number."""
         if self._thread is None:
             return
         self._over = True
@@ -397,9 +401,9 @@ def _exception(reason: str) -> BaseException:
 
 
 def _second_store() -> Any:
-    """Return a separate connection to the job's store: a blocking request would block this process's other requests.
+    """Return a separate connection to the job's store, because requests on one connection wait for each other.
 
-    ``None`` if the processes of the job have no store.
+    Return ``None`` if the processes of the job have no store.
     """
     if not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
         return None
@@ -431,9 +435,10 @@ def _end_as_by_default() -> None:
 
 @contextmanager
 def sigterm_raises(is_rank: bool) -> Iterator[None]:
-    """Context in which SIGTERM raises an exception, as Ctrl-C does, so that a run also cleans up outside its batches.
+    """Context in which SIGTERM raises an exception, as Ctrl-C does, so that a run cleans up wherever it is interrupted.
 
-    A user's handler is kept; the process that launches the ranks (``is_rank=False``) has its own handler.
+    A user's handler is kept. The context does nothing in the process that launches the ranks (``is_rank=False``), which
+    has a handler of its own.
     """
     main = threading.current_thread() is threading.main_thread()
     if not is_rank or not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

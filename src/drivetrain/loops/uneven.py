@@ -1,4 +1,4 @@
-"""Let all ranks run equally many batches, although their loaders differ in length: [Note: uneven ends] in
+"""Let all ranks run equally many batches, although their loaders differ in length: see [Note: uneven ends] in
 data/samplers.py.
 """
 
@@ -18,14 +18,16 @@ Batches = Iterator[tuple[Any, bool]]
 
 
 class UnevenInputs:
-    """Keeps one rank's pass in step with the other ranks' passes.
+    """Extends this rank's pass over a loader to the length of the longest rank, and weights its batches.
 
     Args:
         run: the run.
-        loader: the loader to iterate; if its samples are distributed, it knows the weights of its batches.
+        loader: the loader. If the Trainer has distributed its samples, the loader's sampler knows the weights of the
+            batches.
 
     Attributes:
-        draws: a batch that does not count is also drawn from the loader, unlike a repeated one.
+        draws: whether the loader yields a batch even where this rank's batch does not count; otherwise the rank repeats
+            one.
         factor: the factor of the current batch: see :class:`drivetrain.data.samplers.Share`.
         uneven_from: the first batch of the pass whose factor may differ from 1: :meth:`begin` and :meth:`end` need to
             be called only from there on.
@@ -36,7 +38,7 @@ class UnevenInputs:
         self._shares = rank_batches(loader)
         self._kept: KeptTogether | PaddedBatches | None = None
         self._reachable: list[Any] | None = None  # metric objects of the module and of callbacks
-        self._metrics: list[tuple[Any, dict[str, Any]]] | None = None  # their states before a repeated batch
+        self._metrics: list[tuple[Any, dict[str, Any]]] | None = None  # (metric, state before a repeated batch)
         self.draws = self._shares is not None
         self.factor = 1.0
         run.window.factor_here = 1.0
@@ -47,7 +49,7 @@ class UnevenInputs:
 
         Args:
             batches: this rank's own batches.
-            counts: the number for each rank of the data group; ``inf``: unknown.
+            counts: the number of batches of each rank of the data group; ``inf``: unknown.
             done: the number of batches of this pass that are already done.
         """
         if float("inf") in counts:
@@ -62,12 +64,12 @@ class UnevenInputs:
         return iter(self._kept)
 
     def repeat(self, batch: Any) -> None:
-        """Set the batch that this rank repeats if its pass resumes after its own last batch."""
-        assert isinstance(self._kept, PaddedBatches)  # its length is known, and smaller than another rank's
+        """Set the batch that this rank repeats, for a pass that resumes after this rank's last batch."""
+        assert isinstance(self._kept, PaddedBatches)  # this rank's length is known, and smaller than another rank's
         self._kept.batch = batch
 
     def begin(self, number: int) -> None:
-        """Begin batch ``number`` of the pass; if it is repeated, its gradients, logs and predictions are discarded."""
+        """Begin batch ``number`` of the pass; if it is a repeated one, discard its gradients, logs and predictions."""
         self.end()
         if self._shares is not None:
             self.factor = self._shares.factor_of(number)
@@ -80,8 +82,8 @@ class UnevenInputs:
             self._metrics = [(metric, cloned(state_of(metric))) for metric in self._all_metrics()]
 
     def states_before(self) -> dict[int, dict[str, Any]]:
-        """Return, during a repeated batch, the states of the metric objects without it, by the identity of the object;
-        else an empty dictionary.
+        """Return the states of the metric objects before the current batch, by ``id(metric)``, if that batch is a
+        repeated one; else {}.
         """
         return {id(metric): state for metric, state in self._metrics or ()}
 
@@ -89,8 +91,8 @@ class UnevenInputs:
         """End the batch."""
         self._run.window.factor_here = 1.0
         if self._metrics is not None:
-            # A metric that this batch did not update keeps its computed value, as on the other ranks: computing it
-            # again would wait for all of them.
+            # A metric that this batch did not update keeps its cached result, as on the other ranks. If only this rank
+            # computed it again, it would wait for the others.
             for metric, state in self._metrics:
                 set_state(metric, state, forget=False)
             self._metrics = None
@@ -109,7 +111,7 @@ class UnevenInputs:
 
 
 class PaddedBatches:
-    """Yields ``(batch, is_last)`` as often as the rank with most batches; the other ranks repeat their last batch.
+    """Yields ``(batch, is_last)`` as often on each rank as on the rank with most batches; others repeat their last one.
 
     Each rank's number of batches is known, so the ranks do not communicate and nothing is fetched ahead.
 
@@ -121,7 +123,7 @@ class PaddedBatches:
 
     Attributes:
         factor: as in :class:`KeptTogether`.
-        batch: the last batch that was yielded. Must be set if a rank resumes after its own last batch.
+        batch: the last batch that was yielded. It must be set if this rank resumes after its last batch.
     """
 
     def __init__(self, source: Iterator[tuple[Any, bool]], counts: Sequence[float], rank: int, done: int = 0) -> None:
@@ -154,18 +156,17 @@ class PaddedBatches:
 class KeptTogether:
     """Yields ``(batch, is_last)`` while any rank has a batch; a rank without further batches repeats its last one.
 
-    Each rank fetches one batch ahead, so that all ranks know whether there is a next batch before they process the
-    current one.
+    Each rank fetches one batch ahead. So before the ranks process a batch, all of them know whether any has a next one.
 
     Args:
         source: this rank's batches, from :func:`drivetrain.data.feed.feed`.
-        gather: returns every rank's answer, in order; called once per batch, and once more.
+        gather: returns the values of all ranks, in order; called once before the first batch, and once for each batch.
         ranks: the global ranks, for messages; ``None``: 0, 1, ...
 
     Attributes:
-        factor: the factor of the current batch, with which the mean over all ranks becomes the mean over the ranks with
-            a batch of their own: 0 if the batch is repeated, otherwise the number of ranks divided by the number of
-            ranks with a batch of their own.
+        factor: the factor of the current batch's loss. With it, the mean over all ranks equals the mean over those
+            ranks that do not repeat a batch. It is 0 for a repeated batch, otherwise the number of ranks divided by the
+            number of ranks that do not repeat one.
     """
 
     source: Iterator[tuple[Any, bool]]

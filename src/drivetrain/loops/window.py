@@ -1,4 +1,4 @@
-"""The window: the batches of one optimizer step, and how their losses are combined into one gradient."""
+"""The window, which is the batches of one optimizer step: its state, and the weights of its losses in the gradient."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.module.optimizers import parameters_of
 
 Stepped = Optimizer | Sequence[Optimizer] | None
-"""Which optimizers step the parameters whose gradients a window holds."""
+"""The optimizers of the parameters whose gradients belong to a window."""
 
 
 def rescale(optimizer: Stepped, factor: float | Tensor) -> None:
-    """Multiply the gradients of this optimizer's parameters, or of these parameters, by ``factor``."""
+    """Multiply the gradients of the parameters of one or more optimizers by ``factor``."""
     for each in optimizer if isinstance(optimizer, Sequence) else [optimizer]:
         for parameter in [] if each is None else parameters_of(each):
             if parameter.grad is not None:
@@ -30,30 +30,30 @@ def rescale(optimizer: Stepped, factor: float | Tensor) -> None:
 class Window:
     """The batches of one optimizer step that are done so far.
 
-    The loop counts its batches; this class combines their losses into one gradient.
+    The loop counts the batches; this class scales their losses, so that the gradients add up to that of the mean loss.
 
     Attributes:
         size: the expected number of batches. The window ends early with its epoch.
         batches_done: the number of finished batches; 0 between windows.
         divisor: the number by which plain losses are divided: ``size``, or the divisor of a strategy that owns its
             step.
-        batches_with_gradients: the number of batches that have produced gradients. last_counted: the last of those,
-            counted from 1.
-        reference: the largest weight so far; ``None`` while losses are plain. Weighted gradients are stored in units of
-            this weight, so that no batch is scaled up and 16-bit floats do not overflow.
+        batches_with_gradients: the number of batches that have produced gradients. last_counted: the position of the
+            last of them in the window, from 1.
+        reference: the largest weight so far; ``None`` while losses have no weights. Losses are multiplied by their
+            weight divided by this one, so that no loss is scaled up, and 16-bit floats do not overflow.
         total: the sum of the weights.
         factor_here: the factor of this rank's loss in the mean over the ranks: see
             :class:`drivetrain.data.samplers.Share`. It is 0 for a repeated batch, which does not count.
-        gather: returns the tensor of every rank of the data group, stacked; ``None`` with one rank. Gradients are then
-            averaged over these ranks in the backward pass of a window's last batch.
+        gather: stacks the tensors of all ranks of the data group; ``None`` with one rank. Gradients are then averaged
+            over these ranks in the backward pass of a window's last batch.
         exchanges_always: gradients are averaged over the ranks in every backward pass, not only in the last.
         rescale: multiplies the current gradients of an optimizer's parameters by a factor.
         holds_own: a strategy that owns its step has computed gradients, and has not stepped yet.
-        keeps_divisor: the losses of a window that ends early are still divided by its full size; for plain losses only
+        keeps_divisor: whether losses without weights are divided by the full size even in a window that ends early
             (``drivetrain.parity``).
     """
 
-    # A checkpoint uses the names of its first version.
+    # Keys in a checkpoint -> attributes. The keys never change, so that old checkpoints can be loaded.
     _STATE: ClassVar = {
         "expected": "divisor",
         "graded": "batches_with_gradients",
@@ -65,7 +65,7 @@ class Window:
         "expected": COUNT, "graded": COUNT, "position": COUNT, "total": (Tensor, int, float, number),
         "reference": (Tensor, int, float, None, number), "exchanged?": bool,
     }  # fmt: skip
-    """The form of a result of :meth:`state_dict`."""
+    """The types of the entries of :meth:`state_dict`."""
 
     keeps_divisor: bool = False
     size: int = 1
@@ -82,13 +82,14 @@ class Window:
     total: float | Tensor = 0
 
     def begin(self, divisor: int) -> None:
-        """Called with the window's first loss; plain losses are divided by ``divisor``."""
+        """Start a window; called with its first loss. Losses without weights are divided by ``divisor``."""
         self.divisor, self.batches_with_gradients, self.last_counted, self.reference = divisor, 0, 0, None
 
     def part(
         self, loss: Tensor, weight: float | Tensor | None, optimizer: Stepped, position: int, last: bool
     ) -> Tensor:
-        """Return ``loss`` as its share of the window's mean, and count it; ``position`` counts its batches from 1.
+        """Return ``loss`` scaled to its share of the window's mean, and count its batch, which is number ``position``
+        from 1.
 
         Raises:
             ConfigurationError: the window holds both weighted and plain losses.
@@ -107,7 +108,7 @@ class Window:
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of an incomplete window for a checkpoint, apart from the gradients."""
+        """Return the state of an incomplete window for a checkpoint, without its gradients."""
         state = {key: getattr(self, name) for key, name in self._STATE.items()}
         return {**state, "exchanged": self.exchanges_always}
 
@@ -125,9 +126,10 @@ class Window:
         self.batches_done, self.size = state.get("held", 0), state.get("divisor", 1)
 
     def weigh(self, loss: Tensor, weight: float | Tensor, optimizer: Stepped, again: bool = False) -> Tensor:
-        """Return ``loss`` in units of the largest weight; existing gradients are converted to the same unit.
+        """Return ``loss`` times its weight, divided by the largest weight; rescale the existing gradients to the same
+        divisor.
 
-        ``again``: this batch's weight was already counted, and its closure runs once more.
+        ``again``: a closure runs again for a batch whose weight was already counted.
 
         Raises:
             ConfigurationError: an earlier batch of this window returned a plain loss.
@@ -139,7 +141,7 @@ class Window:
             self.reference, self.total = weight, weight
             return loss * (weight > 0) if isinstance(weight, Tensor) else loss
         if isinstance(weight, Tensor) or isinstance(reference, Tensor):
-            # In their own dtype, 8-bit counts and 16-bit floats would overflow in the sum.
+            # The sum is wide: in their own dtype, 8-bit counts and 16-bit floats would overflow.
             here, before, total = (_wide(number, loss) for number in (weight, reference, self.total))
             self.total = total if again else total + here
             self.reference = torch.maximum(before, here)
@@ -157,9 +159,10 @@ class Window:
         return loss * (weight / reference)
 
     def weigh_together(self, loss: Tensor, weight: float | Tensor, optimizer: Stepped) -> Tensor:
-        """Do :meth:`weigh` in units of the largest weight of all ranks, for a backward pass that averages over them.
+        """Do the same as :meth:`weigh` with the largest weight of all ranks, for a backward pass that averages over the
+        ranks.
 
-        It makes one small exchange between the ranks, and reads nothing from the device.
+        The method exchanges a few numbers between the ranks once, and does not wait for the device.
         """
         assert self.gather is not None  # checked by the caller
         before, there = self.reference, self.batches_with_gradients > 0
@@ -183,7 +186,7 @@ class Window:
     def _weigh_further(
         self, loss: Tensor, weight: float | Tensor, optimizer: Stepped, reference: float | Tensor
     ) -> Tensor:
-        """Do :meth:`weigh_together` if the existing gradients are already averages over the ranks."""
+        """Do the same as :meth:`weigh_together` if the existing gradients are already averages over the ranks."""
         assert self.gather is not None  # checked by the caller
         everyones = self.gather(_wide(weight, loss).reshape(1)).flatten()  # (ranks,)
         held = _wide(reference, loss) / len(everyones)
@@ -196,8 +199,8 @@ class Window:
     def mean_over_ranks(self, loss: Tensor | None, weight: float | Tensor | None) -> Tensor:
         """Return the mean loss over the batches of all ranks, for an optimizer that uses the loss.
 
-        Such an optimizer decides by the loss how often it evaluates the closure and how far it steps. Ranks with
-        different decisions would deadlock or diverge.
+        Such an optimizer decides from the loss how often it evaluates the closure and how far it steps. Ranks that
+        decide differently would deadlock or diverge.
         """
         assert self.gather is not None  # checked by the caller
         assert loss is not None
@@ -209,7 +212,8 @@ class Window:
     def factor(self) -> float | Tensor | None:
         """Return the factor by which the final gradients must be multiplied; ``None`` for 1.
 
-        If the window ended early, or a batch had no loss, the losses were divided by too large a number.
+        It is not 1 if the window ended early or a batch had no loss, because the losses were divided by too large a
+        number.
         """
         if self.reference is None:
             is_divided = self.keeps_divisor or self.batches_with_gradients == self.divisor
@@ -228,10 +232,10 @@ def _mixed() -> ConfigurationError:
 
 
 def _wide(number: float | Tensor, loss: Tensor) -> Tensor:
-    """Return a weight as a tensor on the device of ``loss``, in float32, or float64 if the loss is."""
+    """Return a weight as a tensor on the device of ``loss``, in float32, or in float64 if ``loss`` is float64."""
     return torch.as_tensor(number, dtype=torch.promote_types(loss.dtype, torch.float32), device=loss.device)
 
 
 def _at_least_tiny(value: Tensor) -> Tensor:
-    """Avoid a division by zero: if all weights are 0, all gradients are 0 too."""
+    """Return ``value``, or the smallest float if it is 0, for a division by the sum of weights, which may all be 0."""
     return value.clamp(min=torch.finfo(torch.float32).tiny)

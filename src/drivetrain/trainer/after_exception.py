@@ -1,4 +1,4 @@
-"""Save a fit that ends with an exception; with several ranks, without communication."""
+"""Save a checkpoint of a fit that ends with an exception; several ranks save without communicating."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from drivetrain.trainer.shown import saving
 
 
 def save_after_exception(trainer: Any, path: str, weights_only: bool = False) -> str:
-    """Save ``path`` when a fit ends with an exception; with several ranks, without collectives, in which a dead rank
-    would block the others.
+    """Save the checkpoint ``path`` when a fit ends with an exception. Several ranks save without collectives, in which
+    a dead rank would block the others.
 
     Each rank writes its part beside ``path``, under a name derived from its position in the fit. The rank that finds
     the parts of all others completes ``path``; until then, the previous file stays at ``path``.
@@ -26,7 +26,7 @@ def save_after_exception(trainer: Any, path: str, weights_only: bool = False) ->
     Args:
         trainer: the Trainer of the fit.
         path: the path of the checkpoint, the same on all ranks.
-        weights_only: leave out what only resuming needs.
+        weights_only: leave out what is only needed to resume.
 
     Returns:
         A sentence for the log.
@@ -49,12 +49,12 @@ def save_after_exception(trainer: Any, path: str, weights_only: bool = False) ->
             "The last rank completes it; if one of them is dead, the newest complete checkpoint stays."
         )
     if strategy.global_rank != 0 and (what == "shards" or not weights_only):
-        any_rank_info(f"Saved {path}, {how}.")  # callbacks log only rank 0's save
+        any_rank_info(f"Saved {path}, {how}.")  # otherwise, a callback of rank 0 logs the returned sentence
     return f"Saved {path}, {how}."
 
 
 def _save_replica(trainer: Any, path: str, weights_only: bool) -> str:
-    """Save ``path`` as a file and each rank's part beside it; return a description of what is missing, or ""."""
+    """Save ``path`` as a file, and each rank's part in a file beside it; return which file is missing, or ""."""
     strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
     state = dump(trainer, weights_only)
     if weights_only:
@@ -72,7 +72,7 @@ def _save_replica(trainer: Any, path: str, weights_only: bool) -> str:
     wait_for(store, own)
     missing = next((each for each in (*parts, begun) if not store.exists(each)), "")
     if missing:
-        # this rank's own part has disappeared: another rank has completed the checkpoint
+        # this rank's part exists no longer because another rank has completed the checkpoint
         return "" if missing == own else missing
     try:
         rank_files.finish(store, begun, path)
@@ -89,7 +89,7 @@ def _parts(strategy: Strategy, path: str, save_id: str) -> list[str]:
 
 
 def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
-    """Save ``path`` as a folder with each rank's shards; return a description of what is missing, or ""."""
+    """Save ``path`` as a folder with each rank's shards; return what is missing, or ""."""
     strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
     state = dump(trainer, weights_only)
     save_id = _place_of(trainer, state)
@@ -108,8 +108,8 @@ def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
 def _place_of(trainer: Any, state: dict[str, Any]) -> str:
     """Return eight digits that are equal on all ranks at the same position of this fit.
 
-    If an observer compares the ranks' states, the digits depend on the state, too: ranks with different states then
-    complete no checkpoint.
+    If an observer compares the ranks' states, the digits depend on the state, too, so that ranks with different states
+    cannot complete a checkpoint together.
     """
     place = state.get("loops", {}).get("drivetrain", {})
     counters = [place.get(name) for name in ("current_epoch", "batches_done", "global_step")]

@@ -1,4 +1,4 @@
-"""The order of callbacks, the loggers, and checks that a module supports the requested run."""
+"""Create a run's callbacks and loggers, and check that module, hooks and loaders support the requested run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def callbacks_of(settings: Settings, environment: ClusterEnvironment) -> list[Ca
     """Return the caller's callbacks and the default ones, in the order in which they run.
 
     Raises:
-        ConfigurationError: an item is not a callback, or contradicts an ``enable_...`` argument.
+        ConfigurationError: an item is not a callback, or a callback contradicts an ``enable_...`` argument.
     """
     given = [] if settings.callbacks is None else settings.callbacks
     found = _checked_callbacks(given, "Trainer(callbacks=...) got")
@@ -86,7 +86,7 @@ def _checked_callbacks(given: Any, start: str) -> list[Callback]:
 
 
 def _cure(value: Any, package: str, cure: str) -> str:
-    """Return what to write instead of ``value`` if it is a class, or names a class of the package; else ``cure``."""
+    """Return what to write instead of ``value``: an instance if it is a class or the name of one; else ``cure``."""
     if isinstance(value, type):
         return f"Write {value.__name__}(...)."
     if isinstance(value, str):
@@ -124,7 +124,7 @@ def ordered(callbacks: Iterable[Callback]) -> list[Callback]:
 
 
 def with_module_callbacks(callbacks: Sequence[Callback], module: LightningModule) -> list[Callback]:
-    """Return ``callbacks`` with those that the module configures; each of these replaces the callbacks of its class."""
+    """Return ``callbacks`` with those that the module configures, which replace callbacks of the same class."""
     own = _checked_callbacks(
         module.configure_callbacks() or [], f"{type(module).__name__}.configure_callbacks returned"
     )
@@ -175,7 +175,7 @@ def check_passed(model: Any, fn: TrainerFn, passed: Mapping[str, Any], datamodul
     """Check the types of an entry point's arguments.
 
     Raises:
-        ConfigurationError: an argument has a wrong type, or was passed in the wrong place.
+        ConfigurationError: an argument has a wrong type, or loaders and a datamodule were both passed.
     """
     call = f"trainer.{fn.value}"
     if not isinstance(model, LightningModule):
@@ -216,7 +216,7 @@ def _is_data(thing: Any) -> bool:
 
 
 def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, strategy: Strategy) -> None:
-    """Check that ``module`` has the methods that ``fn`` needs, before anything is built.
+    """Check that ``module`` has the methods that ``fn`` needs; called before a run creates anything.
 
     Raises:
         ConfigurationError: the module lacks a step or its optimizers, a step cannot be called, or the module uses
@@ -249,22 +249,22 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
 
 @supplied
 def check_former_hooks(module: LightningModule, strategy: Strategy) -> None:
-    """Check that ``module`` defines no hook that is called no longer; let a former name replace the new one.
+    """Check that ``module`` defines no hook that is no longer called; some former names are called in place of the new.
 
     Raises:
-        HookError: it defines one.
-        ConfigurationError: it defines a hook that only strategies that split batches call.
+        HookError: the module defines such a hook.
+        ConfigurationError: the module defines a hook that only a strategy that splits batches calls.
     """
 
 
 @supplied
 def former_hooks(of_callbacks: bool) -> Mapping[str, str]:
-    """Return by name the hooks of modules, or of callbacks, that are called no longer, and what does their work."""
+    """Return the hooks of modules, or of callbacks, that are no longer called, and what replaces each of them."""
     return {}
 
 
 def _check_step(name: str, method: str, step: Any, further: Container[str]) -> None:
-    """Check that ``step`` accepts the loop's arguments, and requires no others except ``further``."""
+    """Check that ``step`` accepts the arguments that the loop passes, and requires no others except ``further``."""
     index = "" if method == "training_step" else ", dataloader_idx=0"
     cure = f"Write def {method}(self, batch, batch_idx{index})."
     if not callable(step):
@@ -289,16 +289,17 @@ def _check_step(name: str, method: str, step: Any, further: Container[str]) -> N
 
 
 def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) -> None:
-    """Check the hooks that module, datamodule and callbacks override; warn of names that are nearly those of hooks.
+    """Check the hooks that module, datamodule and callbacks override; warn of methods whose names are close to those of
+    hooks.
 
-    Callbacks may also define the hooks ``called``, which the strategy calls.
+    ``called``: names that are no hooks of callbacks, but that the strategy calls if a callback defines them.
 
     Raises:
         ConfigurationError: a hook is not a method, or does not accept its arguments.
     """
     for party in parties:
         base = next((b for b in (LightningModule, LightningDataModule, Callback) if isinstance(party, b)), None)
-        # drivetrain's own classes are tested, and the check takes time
+        # drivetrain's own classes have tests instead, because the check takes time
         if base is None or type(party).__module__.startswith("drivetrain."):
             continue
         name = type(party).__name__
@@ -318,7 +319,7 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
 
 
 def _uncalled(party: Any, base: type, hooks: set[str], called: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """Yield each method of ``party`` that looks like a hook but is not called, with the rest of the warning."""
+    """Yield each method of ``party`` that looks like a hook but is not called, with the end of a warning about it."""
     former = former_hooks(of_callbacks=False)
     gone_from = former_hooks(of_callbacks=True) if base is Callback else {}
     told = {*former, *gone_from}
@@ -343,7 +344,7 @@ _CALLED_BY_THE_LOOPS = re.compile(
     r"on_\w+|configure_\w+|optimizer_\w+|\w+_dataloader|prepare_data|setup|teardown|transfer_batch_to_device|backward|"
     r"lr_scheduler_step|state_dict|load_state_dict"
 )
-"""The hooks that are checked here. User code calls the other methods, and the steps have a check of their own."""
+"""The hooks that :func:`check_hooks` checks. User code calls the other methods; the steps have a check of their own."""
 
 
 def _check_hook(name: str, hook: str, method: Any, contract: Any) -> None:
@@ -363,7 +364,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
     """Pass the saved hyperparameters of module and datamodule to the loggers.
 
     Raises:
-        ConfigurationError: both have a hyperparameter of the same name, with different values.
+        ConfigurationError: module and datamodule have a hyperparameter of one name with different values.
     """
     if not trainer.loggers or not trainer.is_global_zero:
         return
@@ -371,7 +372,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
     for party in (trainer.datamodule, trainer.lightning_module):
         if party is None or not party._log_hyperparams or not trainer.settings.enable_autolog_hparams:
             continue
-        # a key of the command line that is no argument; hparams.yaml keeps "_instantiator", which loading needs
+        # "_class_path" is from the command line and no argument; "_instantiator" stays, because loading needs it
         own = {name: value for name, value in party.hparams_initial.items() if name != "_class_path"}
         for name in set(own) & set(params):
             if not _same(own[name], params[name]):
@@ -390,13 +391,13 @@ def log_hyperparameters(trainer: Trainer) -> None:
 def _same(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
-    except (ValueError, RuntimeError):  # comparing arrays or tensors gives an array, not a truth value
+    except (ValueError, RuntimeError):  # the comparison of arrays or tensors is an array, not a truth value
         return one is other
 
 
 def check_loaders(module: LightningModule, loaders: Loaders, fn: TrainerFn, validates: bool) -> None:
-    """Check that the loaders for ``fn`` exist, and, if a fit ``validates``, that there is a step for each loader and
-    vice versa.
+    """Check that the loaders for ``fn`` exist. If a fit ``validates``, warn if there is a validation loader without a
+    step, or a step without a loader.
 
     Raises:
         ConfigurationError: the loader for ``fn`` itself is missing.

@@ -1,4 +1,4 @@
-"""The contents of a checkpoint, and how a run restores them."""
+"""Collect the contents of a checkpoint, and restore them into a run."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from drivetrain.trainer import last, other_ranks, rank_parts, resume_line, telli
 if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
 
-# Other tools read this key to determine the layout of the checkpoint.
+# Other tools read this version under the key "pytorch-lightning_version" to determine the layout of a checkpoint.
 LAYOUT_VERSION = "2.6.0"
 
 
 RESUME = "DRIVETRAIN_RESUME"
-"""The environment variable that lets every fit resume, also in a program that does not pass ``ckpt_path``."""
+"""The environment variable with which every fit resumes, even if the program does not pass ``ckpt_path``."""
 
 
 def _resumes_always() -> bool:
@@ -65,14 +65,16 @@ def _resumes_always() -> bool:
 
 
 def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) -> str | None:
-    """Return the file for ``ckpt_path``, before anything is built.
+    """Return the file that ``ckpt_path`` means; called before a run creates anything.
 
     Args:
-        trainer: its callbacks provide "best" and "last".
+        trainer: the Trainer, whose callbacks know the files that "best" and "last" mean.
         ckpt_path: a path; "best"; "last": the newest complete checkpoint of this program, see last.py; "hpc": the
-            highest ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``; ``None``: none, but for a fit in a requeued job "hpc"
-            if there is one, and with ``DRIVETRAIN_RESUME=auto`` in the environment "last".
-        fitting: if "last" finds no file, a fit starts from the beginning, and any other entry point raises.
+            ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir`` with the highest number; ``None``: no checkpoint. With
+            ``None``, a fit in a requeued job still resumes from its "hpc" file, and with ``DRIVETRAIN_RESUME=auto`` in
+            the environment, ``None`` means "last".
+        fitting: whether the entry point is ``fit``. If "last" finds no file, a fit starts from the beginning, and any
+            other entry point raises.
 
     Raises:
         CheckpointError: the file does not exist.
@@ -129,7 +131,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
 
 
 def numbered(folder: str | Path, store: CheckpointIO) -> dict[int, str]:
-    """Return the checkpoints in ``folder`` that requeued jobs have left, by number."""
+    """Return the checkpoints in ``folder`` that jobs saved when they were requeued, by number."""
     found = {}
     for path in store.find(folder, "hpc_ckpt_*.ckpt"):
         number = PurePath(path).stem.removeprefix("hpc_ckpt_")
@@ -144,8 +146,8 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
     Args:
         trainer: the run.
         weights_only: leave out optimizers, schedulers, callbacks, loops and random states.
-        allow_pickle: keep every object unchanged; values that are not plain data then need ``weights_only=False`` to
-            load. ``parity.current().pickle`` makes it the default.
+        allow_pickle: keep every object unchanged. A checkpoint with values that are not plain data can then only be
+            loaded with ``weights_only=False``. ``parity.current().pickle`` has the same effect.
 
     Raises:
         CheckpointError: a callback, the datamodule or ``on_save_checkpoint`` has added a value that cannot be stored,
@@ -168,7 +170,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
     if not weights_only:
         checkpoint[resume_line.ENTRY] = resume_line.circumstances(trainer)
         own = _loop_state(trainer, checkpoint)
-        kept = own.pop("callbacks", {})  # the callbacks' states at the point where the run will resume
+        kept = own.pop("callbacks", {})  # the callbacks' states at an earlier point, if the run will resume there
         options = own.pop("options", None)
         precision = own.pop("precision", None) or partial(
             strategy.precision_plugin.state_dict, trainer.lightning_module, strategy.optimizers
@@ -211,7 +213,7 @@ def _check_set_up(trainer: Trainer) -> None:
 
     Raises:
         CheckpointError: the optimizers are not created, or the checkpoint from which the fit resumes is not restored.
-            A checkpoint without them could not be resumed.
+            No run could resume from a checkpoint saved now.
     """
     progress, run = trainer.progress, trainer.current_run
     if progress.fn != "fit" or progress.status not in (TrainerStatus.RUNNING, TrainerStatus.INTERRUPTED):
@@ -229,11 +231,11 @@ def _check_set_up(trainer: Trainer) -> None:
 
 
 def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of the loop. After an exception it is the state at the start of the window, and ``checkpoint``
-    is set back to that point.
+    """Return the state of the loop. After an exception this is the state at the start of the window, and the function
+    sets the counters and buffers in ``checkpoint`` back to that point.
     """
     run = trainer.current_run
-    if run is None and (ranks := trainer.ranks_of_job):  # a job with the same number of processes can resume this state
+    if run is None and (ranks := trainer.ranks_of_job):  # the states that the ranks of the last job returned
         return {"loops": {"drivetrain": ranks[0]["loops"]}, "ranks": ranks, "rng": ranks[0]["rng"]}
     if run is None or trainer.progress.fn != "fit":
         loops = {"drivetrain": {**trainer.progress.state_dict(), **Window().place()}}
@@ -249,13 +251,13 @@ def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
-    """Check now whether later checkpoints can store callbacks, datamodule and hyperparameters; nothing is written.
+    """Check in advance whether checkpoints can store the states of callbacks and datamodule, and the hyperparameters.
 
-    Warnings about hyperparameters are not repeated when a checkpoint is saved.
+    Nothing is written. Warnings about hyperparameters are not repeated when a checkpoint is saved.
 
     Args:
         trainer: a Trainer with its module and its datamodule.
-        weights_only: the later checkpoints do not contain callbacks.
+        weights_only: whether the checkpoints will be saved without callbacks.
 
     Raises:
         CheckpointError: a state cannot be stored; the message names its path in the checkpoint.
@@ -270,7 +272,7 @@ def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
 
 
 def check_at_start(trainer: Trainer) -> None:
-    """Call :func:`check_storable` at the start of a fit: raise an error if a callback will save, otherwise warn.
+    """Call :func:`check_storable` at the start of a fit. If no callback will save, its error becomes a warning.
 
     Raises:
         CheckpointError: a state cannot be stored, and a callback will save it.
@@ -292,7 +294,7 @@ def check_at_start(trainer: Trainer) -> None:
 
 
 def _state_now(owner: Any) -> Any:
-    """Return the state of ``owner``; ``None`` if reading it raises before training, which may be legitimate."""
+    """Return the state of ``owner``; ``None`` if its ``state_dict`` raises, which may be right before training."""
     try:
         return owner.state_dict()
     except Exception:
@@ -300,8 +302,8 @@ def _state_now(owner: Any) -> Any:
 
 
 def decode_checkpoint(checkpoint: Any) -> dict[str, Any]:
-    """Return a checkpoint from a store with every value as :func:`dump` received it. The hyperparameters are left out,
-    because a run does not use them.
+    """Return a checkpoint from a store with the values decoded to what they were before :func:`dump` encoded them. The
+    hyperparameters stay encoded, because a run does not use them.
 
     Raises:
         CheckpointError: the data is not a checkpoint, is damaged, or was written by a newer version.
@@ -314,11 +316,11 @@ def decode_checkpoint(checkpoint: Any) -> dict[str, Any]:
 
 
 def _as_plain_data(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return ``checkpoint`` as data that loads without running code; other hyperparameters are replaced by
-    descriptions.
+    """Return ``checkpoint`` as data that loads without running code. A hyperparameter that is no such data is replaced
+    by a description.
 
     Raises:
-        CheckpointError: another entry cannot be stored; the message names its path.
+        CheckpointError: an entry that is no hyperparameter cannot be stored; the message names its path.
     """
     encoded: dict[str, Any] = {}
     for key, part in checkpoint.items():
@@ -330,7 +332,7 @@ def _as_plain_data(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, An
 
 
 def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, Any]:
-    """Return the checkpoint at ``path``, converted to this version's layout and to its original values."""
+    """Return the checkpoint at ``path``, converted to this version's layout and decoded."""
     resuming = trainer.progress.fn == "fit"
     with naming(path):
         read = trainer.strategy.load_checkpoint(path, weights_only)
@@ -344,7 +346,7 @@ def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, An
 
 
 def load_own_part(trainer: Trainer, checkpoint: dict[str, Any], path: str, weights_only: bool | None) -> None:
-    """Add this rank's own file to ``checkpoint``, which was read from ``path``, for a fit."""
+    """In a fit, add the contents of this rank's own file to ``checkpoint``, which was read from ``path``."""
     if trainer.progress.fn != "fit" or "rank_files" not in checkpoint:
         return
 
@@ -386,7 +388,7 @@ def expect_states(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -> None:
     """Restore module, datamodule and callbacks, before the optimizers exist.
 
-    An evaluation skips the states of drivetrain's own callbacks, which describe a fit.
+    An evaluation does not restore the states of drivetrain's own callbacks, because they describe a fit.
 
     Raises:
         CheckpointError: the checkpoint has no weights, or they do not fit the module.
@@ -408,7 +410,7 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
 
 
 def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """Call :func:`_restore_training`, and add the file's name to its errors."""
+    """Restore optimizers, schedulers, precision and progress; errors name the checkpoint's path."""
     with naming(trainer.ckpt_path):
         _restore_training(trainer, checkpoint)
 
@@ -417,8 +419,8 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """Restore optimizers, schedulers, precision and progress; the loop restores the rest when it begins.
 
     Raises:
-        CheckpointError: the checkpoint was saved with ``weights_only``, for another number of optimizers, or after more
-            epochs.
+        CheckpointError: the checkpoint was saved with ``weights_only``, with another number of optimizers, or after
+            more epochs than ``max_epochs``.
     """
     strategy, progress = trainer.strategy, trainer.progress
     if "optimizer_states" not in checkpoint or "loops" not in checkpoint:

@@ -1,4 +1,4 @@
-"""Comparison between ranks: settings, versions, seeds and the model when a run begins; in a fit also the optimizers."""
+"""Check that all ranks of a job run the same: compare their settings, versions, seeds, models and optimizers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MAY_DIFFER = {
 
 
 def compare_start(trainer: Any, fn: TrainerFn, loaders: Loaders, resumes: bool) -> Agreement:
-    """Compare the ranks' arguments for this run, before any other collective.
+    """Compare the ranks' arguments for this run; called before any other collective of the run.
 
     Args:
         trainer: the Trainer, with its model and its datamodule.
@@ -96,13 +96,13 @@ def compare_optimizers(trainer: Any) -> None:
 
 
 def _settings(trainer: Any) -> dict[str, str]:
-    """Return the current settings that must be equal; a limit may have changed since the constructor."""
+    """Return the settings that must be equal on all ranks, with the present values of limits that may be changed."""
     names = [each.name for each in dataclasses.fields(Settings) if each.name not in MAY_DIFFER]
     return {name: text_of(getattr(trainer if hasattr(LimitsView, name) else trainer.settings, name)) for name in names}
 
 
 def _callbacks(trainer: Any) -> dict[str, str]:
-    """Return for each key the number of callbacks that every rank needs, in their order."""
+    """Return, by ``state_key``, the numbers of those callbacks that every rank must have, in their order."""
     counts = Counter(f"callback {callback.state_key}" for callback in trainer.callbacks if callback.needs_every_rank)
     return {name: str(count) for name, count in counts.items()}
 

@@ -1,5 +1,5 @@
-"""``Trainer(compile=...)`` and ``fit(torch.compile(model))``: which parts of a model are compiled, and which cannot
-be.
+"""``Trainer(compile=...)`` and ``fit(torch.compile(model))``: compile a complete model or its repeated layers, or raise
+if that is impossible.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class _Compiled:
     modules: list[nn.Module]
 
 
-# compiled parts by model; models stay compiled after a run
+# the compiled parts of each model, which stays compiled after a run
 _COMPILED: WeakKeyDictionary[nn.Module, _Compiled] = WeakKeyDictionary()
 
 
 def check(trainer: Any, model: Any, compiled_by: Any) -> Any:
-    """Check that this Trainer can compile ``model``; return the context of a model that the user has compiled, or
-    ``None``.
+    """Check that this Trainer can compile ``model``. Return the context of ``torch.compile`` if the user has compiled
+    the model, else ``None``.
 
     Raises:
         ConfigurationError: the strategy or this machine cannot compile, or the model is already compiled.
     """
     own = _COMPILED.get(model)
     if own is not None and compiled_by is own.context:
-        compiled_by = None  # the context is not pickled with a job: each process creates its own
+        compiled_by = None  # not from the user but from an earlier run; each process creates its own
     asked = trainer.settings.compile
     options = CompileOptions.of(asked)
     if options is None:
@@ -88,14 +88,14 @@ def _check_compiler(device: torch.device, options: CompileOptions, asked: Any) -
 def compile_whole(trainer: Any, job: Any) -> None:
     """Compile the complete model in place, if the settings ask for it; called in each process, before set-up."""
     options, context, model = CompileOptions.of(trainer.settings.compile), job.compiled_by, job.model
-    # loaded by name, because that module imports the Trainer
+    # loaded by name, because that module refers to the Trainer
     keep_out_of_graphs(load("drivetrain.module.module:LightningModule"), LightningOptimizer)
     if options is not None:
         _forget_others(model, options)
         if options.blocks is not None:
             return  # configure_model may create its layers later
         context = _context(model, options)
-    compile_in_place(model, context)  # a started process compiles its own copy
+    compile_in_place(model, context)  # called in each process for its own copy of the model
     if context.fullgraph:
         rank_zero_info(
             f"torch.compile(fullgraph=True): calls of {type(model).__name__} run compiled, and its steps as they "
@@ -110,7 +110,7 @@ def compile_whole(trainer: Any, job: Any) -> None:
 
 
 def compile_blocks(trainer: Any) -> None:
-    """Compile the layers that ``Trainer(compile=...)`` selects, if any, after the model is set up.
+    """Compile the layers that ``Trainer(compile=...)`` selects, if it selects layers; called after the model's set-up.
 
     Raises:
         ConfigurationError: the settings select no layer.
@@ -141,7 +141,7 @@ def compile_blocks(trainer: Any) -> None:
 
 
 def _context(model: nn.Module, options: CompileOptions) -> Any:
-    """Return the context that compiles; an earlier run's context for the same model is reused, with its compiled
+    """Return the context of ``torch.compile`` for ``model``. An earlier run's context is reused, with its compiled
     code.
     """
     known = _COMPILED.get(model)
@@ -152,7 +152,7 @@ def _context(model: nn.Module, options: CompileOptions) -> Any:
 
 
 def _forget_others(model: nn.Module, options: CompileOptions) -> None:
-    """Undo the compilation of this model by a Trainer with other options."""
+    """Undo the compilation of ``model`` if an earlier Trainer compiled it with other options."""
     known = _COMPILED.get(model)
     if known is not None and known.options != options:
         for module in known.modules:

@@ -1,4 +1,4 @@
-"""Run a job in separate processes: what is sent to them, and what they return to the launching process."""
+"""Run a job in separate processes: send it to them, and restore what they return in the launching process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Job:
         passed: the caller's loaders, by stage.
         datamodule: the user's datamodule.
         ckpt_path: the checkpoint from which to begin.
-        weights_only: how to read the checkpoint: see ``Trainer.fit``.
+        weights_only: the argument of ``Trainer.fit`` for reading the checkpoint.
         compiled_by: the context of ``torch.compile``, if a compiled model was passed; it is not pickled with the job.
         checked: whether the launching process has already checked the arguments.
     """
@@ -58,12 +58,13 @@ class Job:
 
 
 def resumed(trainer: Trainer, job: Job, error: BaseException) -> Job | None:
-    """Return the job that resumes from the checkpoint ``error.resume_from``; ``None`` without this attribute.
+    """Return the job that resumes from the checkpoint ``error.resume_from``; ``None`` if ``error`` has no such
+    attribute.
 
-    All ranks have raised ``error``.
+    All ranks must have raised ``error``.
     """
     path = getattr(error, "resume_from", None)
-    if path is None or not trainer.engine.launcher.is_external:  # the processes that were started have resumed
+    if path is None or not trainer.engine.launcher.is_external:  # started processes resume themselves
         return None
     rank_zero_warn(f"{error} Training resumes from {path}.")
     return replace(job, ckpt_path=path)
@@ -71,22 +72,21 @@ def resumed(trainer: Trainer, job: Job, error: BaseException) -> Job | None:
 
 @dataclass
 class Outcome:
-    """The results of a run in other processes, restored in the launching process, so that it can continue, save or fit
-    again.
+    """The results of a run in other processes. The launching process restores them, so that it can save or fit again.
 
-    The outcome contains weights, optimizers, schedulers, counters, metrics, results, the random state of rank 0, and
-    the states of callbacks and datamodule. Attributes that user code sets on its objects in a started process are not
-    returned.
+    The results contain weights, optimizers, schedulers, counters, metrics, the return value, the random state of rank
+    0, and the states of callbacks and datamodule. Attributes that user code sets on its objects in a started process
+    are not returned.
 
     Attributes:
-        results: the result of the entry point.
-        parameters: the module's parameters by name; ``optimizers`` contains the same tensors.
+        results: the return value of the entry point.
+        parameters: the module's parameters by name, which are the same tensors as those in ``optimizers``.
         buffers: all buffers, including non-persistent ones.
         weights: the module's state dict.
-        schedulers: the schedulers; one that cannot be pickled, for example because of a lambda, is replaced by its
-            :class:`Remains`.
+        schedulers: the schedulers. A :class:`Remains` replaces a scheduler that cannot be pickled, for example because
+            of a lambda.
         callbacks: the key and state of each callback, in order.
-        ranks: if a fit has ended inside an epoch, each rank's state for resuming it.
+        ranks: if a fit has ended inside an epoch, the state of each rank to resume from.
         time_spent: where the time of the last fit went, on rank 0.
     """
 
@@ -107,7 +107,7 @@ class Outcome:
 
     @classmethod
     def of(cls, trainer: Trainer, results: list[Any]) -> Outcome:
-        """Return the results of the run that ``trainer`` has just ended; every rank must call this."""
+        """Return the results of the run of ``trainer`` that has just ended; every rank must call this."""
         ranks = rank_parts.of_ended_fit(trainer.current_run, trainer.strategy)
         strategy, module, book = trainer.strategy, trainer.lightning_module, trainer.logbook
         schedulers = strategy.lr_scheduler_configs
@@ -149,7 +149,7 @@ class Outcome:
             self._fill(module)
             follow(self.optimizers, self.parameters, module)
         set_rng_state(self.rng)  # the next run continues the random sequence, as if this process had run the job
-        if self.progress.fn is TrainerFn.FITTING:  # only a fit has optimizers, and changes them
+        if self.progress.fn is TrainerFn.FITTING:  # only a fit has optimizers
             trainer.engine.bind_optimizers(self.optimizers, self.schedulers)
         strategy.precision_plugin.load_state_dict(self.precision, module, strategy.optimizers)
         trainer.progress.take_over(self.progress)
@@ -172,10 +172,10 @@ class Outcome:
         return any(name not in there or there[name].shape != value.shape for name, value in trained.items())
 
     def _fill(self, module: nn.Module) -> None:
-        """Copy the values by name. If they do not fit, load the state dict, which user code may have reduced.
+        """Copy the trained values into ``module`` by name. If a name or a shape differs, load the state dict first.
 
         Raises:
-            CheckpointError: the state dict does not fit either.
+            CheckpointError: the state dict does not fit ``module``.
         """
         if self._missing_in(module) or any(name.endswith("_extra_state") for name in self.weights):
             try:
@@ -209,11 +209,11 @@ def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> l
     if trainer.engine.launcher.reruns_program:
         for logger in trainer.loggers:
             logger.leave_run()
-        # does not return: the launcher runs the program again in each process, and this process is not a rank
+        # this call does not return: the launcher runs the program again in each process
         trainer.engine.launch()
     attach(job)
     for logger in trainer.loggers:
-        _ = logger.version  # determined before the processes start, so that all of them write to the same run
+        _ = logger.version  # this decides the version before the processes start, so that all write to one run
     outcome = trainer.engine.start(_work, trainer, replace(job, checked=True))
     if not isinstance(outcome, Outcome):
         raise ConfigurationError(
@@ -229,7 +229,7 @@ def _work(trainer: Trainer, job: Job) -> Outcome:
 
 
 class Remains:
-    """Replaces a learning-rate scheduler that cannot be pickled: it keeps the state for a checkpoint.
+    """Replaces a learning-rate scheduler that cannot be pickled, and keeps its state for checkpoints.
 
     Args:
         scheduler: a scheduler with objects that cannot be pickled.
@@ -254,9 +254,7 @@ def _travels(scheduler: Any) -> bool:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Context in which torch starts no threads: the next run may fork this process, and threads do not survive a
-    fork.
-    """
+    """Context in which torch starts no threads, which would not survive if the next run forks this process."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,8 +1,9 @@
 """The checkpoint for ``ckpt_path="last"``: the newest complete one of this program with this configuration.
 
-A folder chosen by the user belongs to the program: ``dirpath``, ``default_root_dir`` without a logger, or the folder of
-a logger's ``version``. If a logger gives each run its own folder, all runs' folders are searched, and a file counts if
-its entry ``program`` shows that the same program with the same configuration has saved it.
+If the user has chosen the folder, every checkpoint in it counts as this program's. Such a folder is ``dirpath``,
+``default_root_dir`` without a logger, or the folder of a logger's ``version``. If a logger gives each run its own
+folder, the folders of all runs are searched. A file in them counts if its entry ``program`` shows that the same program
+with the same configuration has saved it.
 """
 
 from __future__ import annotations
@@ -31,21 +32,23 @@ from drivetrain.trainer.rank_parts import is_inside
 
 Trainer = Any  # not imported: the class's module imports this file
 
-# Arguments that may differ between runs: the checkpoint to resume from, the length of training, and the rank that a
-# launcher passes.
+# Arguments of the command line that do not belong to the configuration: the checkpoint to resume from, the length of
+# training, and the rank that a launcher passes.
 _FREE = re.compile(r"ckpt|checkpoint|resume|rank$|(^|\.)(max_|num_|n_)?(epochs|steps|time)$")
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
 _FETCHED = 8  # the maximum number of files to open if they must be read completely
 
 finished_fits = 0
-"""The number of fits that have finished in this process: each fold of a cross-validation is a run of its own."""
+"""The number of fits that have finished in this process. It tells the folds of a cross-validation apart."""
 
 
 def program_of(trainer: Trainer, model: Any, datamodule: Any) -> dict[str, str]:
-    """Return digests of a fit's program and configuration, because arguments may contain secrets, and its number."""
+    """Return digests of a fit's program and configuration, and the fit's number. Arguments may contain secrets, so the
+    digests replace them.
+    """
     script = os.path.realpath(getattr(sys.modules.get("__main__"), "__file__", None) or ".")
     if not files.is_remote(trainer.default_root_dir):
-        with contextlib.suppress(ValueError):  # on another drive
+        with contextlib.suppress(ValueError):  # the folder is on another drive
             # relative, because the script and the folder may be moved together
             script = os.path.relpath(script, os.path.realpath(trainer.default_root_dir))
     classes = [f"{type(each).__module__}.{type(each).__qualname__}" for each in (model, datamodule)]
@@ -75,7 +78,7 @@ def _arguments(words: list[str]) -> Iterator[str]:
         name, equals, _ = word.partition("=")
         if word.startswith("-") or equals:
             is_free = _FREE.search(name.lstrip("-").replace("-", "_")) is not None
-            skips = is_free and not equals  # the value of this option is the next word
+            skips = is_free and not equals  # the next word is the value of this option
             if not is_free:
                 yield word
         elif not skips and word not in _SUBCOMMANDS:
@@ -90,10 +93,10 @@ def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -
     Args:
         trainer: the Trainer, whose callbacks propose files.
         fitting: whether a fit resumes; the other entry points need only the weights.
-        requeued: the file that the fit saved when its job was requeued.
+        requeued: the file that the fit saved when its job was requeued, if it was.
 
     Raises:
-        CheckpointError: no file can be used, and at least one was complete or was saved by another number of processes.
+        CheckpointError: no file can be used, and at least one is damaged, gone, or of another number of processes.
         CheckpointNameError: there is no file, and the entry point needs one.
     """
     callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io
@@ -131,8 +134,8 @@ def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -
 
 
 def newest_of_fit(trainer: Trainer) -> str | None:
-    """Return the newest checkpoint that the running fit has saved or has begun with, if it can resume from one; else
-    ``None``. Every rank calls it, and gets rank 0's answer.
+    """Return the newest usable checkpoint that the running fit has saved or has begun from, or ``None``. Every rank
+    must call this, and gets rank 0's result.
     """
     store, found = trainer.strategy.checkpoint_io, _Found(trainer, fitting=True)
     store.wait()
@@ -151,12 +154,12 @@ def _in_folders_of_runs(trainer: Trainer) -> set[str]:
     for callback in callbacks:
         extension = getattr(callback, "FILE_EXTENSION", ".ckpt")
         folders.update((folder, extension) for folder in callback.save_folders(trainer))
-    found = {path: end for folder, end in folders for path in store.find(folder, f"*{end}*")}  # one request
+    found = {path: end for folder, end in folders for path in store.find(folder, f"*{end}*")}  # one request per folder
     return {path for path, end in found.items() if path.endswith((end, rank_files.UNFINISHED))}
 
 
 class _Found:
-    """The files seen in the search for the newest usable checkpoint.
+    """The files that a search for the newest usable checkpoint has looked at.
 
     Attributes:
         broken: descriptions of files that are complete but unusable, or that need another number of processes.
@@ -180,7 +183,7 @@ class _Found:
 
     @property
     def hint(self) -> str:
-        """A hint for the message about checkpoints of this program that were not used; "" if there are none."""
+        """A sentence for messages about this program's checkpoints with another configuration; "" if there are none."""
         if not self.configured:
             return ""
         more = f" and {len(self.configured) - 3} more" if len(self.configured) > 3 else ""
@@ -190,9 +193,9 @@ class _Found:
         )
 
     def is_own(self, path: str, others: set[str]) -> bool:
-        """Whether this program with this configuration has saved ``path``, or may have begun to save it."""
+        """Whether this program with this configuration has saved ``path``, or may have, if the file is incomplete."""
         entry = self.entry(path)
-        if entry is None:  # decide by the files beside the checkpoint
+        if entry is None:  # the file has no readable entry: decide by the files beside it
             folder = os.path.dirname(path)
             beside = [self.entry(other) for other in others if os.path.dirname(other) == folder]
             said = [self._saved_by(each) for each in beside if each is not None]
@@ -200,18 +203,18 @@ class _Found:
         saved_by = self._saved_by(entry)
         if saved_by == self._program:
             return True
-        # another fit of the program, such as the next fold of a cross-validation, has the same configuration
+        # a hint only for the same fit, not for other fits of the program such as the next fold of a cross-validation
         if not saved_by or all(saved_by.get(key) == self._program.get(key) for key in ("name", "fit")):
             self.configured.append(path)
         return False
 
     def _saved_by(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the program that has saved a checkpoint; one of an earlier version has no number of its fit."""
+        """Return the entry ``program`` of a checkpoint; add this fit's number, which earlier versions did not save."""
         saved_by = entry.get("program")
         return {"fit": self._program.get("fit"), **saved_by} if isinstance(saved_by, Mapping) else {}
 
     def entry(self, path: str) -> Mapping[str, Any] | None:
-        """Return the entries of a checkpoint, without its tensors if possible; ``None``: unknown."""
+        """Return a checkpoint's entries, if possible without reading its tensors; ``None`` if it cannot be read."""
         if path not in self._entries:
             self._entries[path] = None
             is_local = reads_files(self._store) and not files.is_remote(path)
@@ -240,7 +243,7 @@ class _Found:
             checkpoint = entries(path) if os.path.isdir(path) and reads_files(store) else store.load_checkpoint(path)
         except Exception as error:
             if store.is_complete(path):
-                return True  # not readable as plain data, but the fit may allow unpickling
+                return True  # it is not plain data, but the fit may allow unpickling
             self.broken.append(f"{path} cannot be read ({shown_error(error)})")
             return False
         why = _why_not_resumed(trainer, checkpoint, path) if self._fitting else ""
@@ -254,7 +257,7 @@ def _how_gone(store: CheckpointIO, path: str) -> str:
 
 
 def _why_not_resumed(trainer: Trainer, checkpoint: Mapping[str, Any], path: str) -> str:
-    """Return why a fit cannot resume from a readable checkpoint; "" if nothing known prevents it."""
+    """Return why a fit cannot resume from a readable checkpoint; "" if no reason is known."""
     if "drivetrain_version" in checkpoint and not {"optimizer_states", "loops"} <= checkpoint.keys():
         return f"{path} holds only weights"
     listed, count = checkpoint.get("rank_files", ()), saved_by(checkpoint)

@@ -1,4 +1,4 @@
-"""One run from start to end: attach, set up, save, tear down, clean up after an exception."""
+"""The phases of one run: connect its parts, set up, save, tear down, and clean up after an exception."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
 
 
-_PLANS_SHOWN: set[str] = set()  # plans that this process has shown: a program may create many equal Trainers
+_PLANS_SHOWN: set[str] = set()  # plans that this process has logged; equal ones are not logged again
 
 
 @supplied
@@ -54,7 +54,9 @@ def end_record(trainer: Trainer, error: BaseException | None = None) -> None:
 
 
 def connect(trainer: Trainer, job: Job) -> Loaders:
-    """Run the steps before the first process and device, in the order of docs/hooks.md."""
+    """Connect the Trainer, the model and the parts of the job, in the order of docs/hooks.md. No process is started and
+    no device is used yet.
+    """
     progress, strategy, model, fn = trainer.progress, trainer.strategy, job.model, job.fn
     if job.compiled_by is not None or trainer.settings.compile:
         compiling.compile_whole(trainer, job)
@@ -82,7 +84,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     )  # fmt: skip
     if not job.checked:
         attach.check_loaders(model, loaders, fn, validates=trainer.limits.val_batches != 0)
-    if fn is TrainerFn.FITTING:  # forget what an earlier fit decided when it bound its step
+    if fn is TrainerFn.FITTING:  # remove the decision that an earlier fit added when it bound its step
         decisions = tuple(each for each in trainer.plan.decisions if each.what != "step")
         trainer.engine.plan = replace(trainer.plan, decisions=decisions)
     if fn is TrainerFn.FITTING and not job.checked and (plan := str(trainer.plan)) not in _PLANS_SHOWN:
@@ -92,12 +94,12 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
 
 
 def join_book(book: Logbook, strategy: Strategy) -> None:
-    """Let ``book`` exchange logged values through ``strategy``, by the user's ``reduce`` if it is overridden."""
+    """Let ``book`` exchange logged values through ``strategy``, using its ``reduce`` if the user overrides that."""
     book.join(strategy.root_device, strategy.data, strategy.world, familiar.own_reduce(strategy))
 
 
 def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
-    """Run the steps from the start of the processes to the first loop."""
+    """Run the phases from the start of the processes to the beginning of the loop, and return the run."""
     progress, strategy, hooks, stage = trainer.progress, trainer.strategy, trainer.hooks, job.fn
     model, datamodule, fn, began_s = job.model, job.datamodule, job.fn, time.monotonic()
     trainer.engine.launch()
@@ -161,12 +163,12 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
 
 
 def _set_up_model(trainer: Trainer, job: Job, vote: Vote, agreed: Agreement) -> dict[str, Any] | None:
-    """Call the hooks that create data and model, and the strategy's set-up.
+    """Call the hooks that create the data and the model, and set up the strategy.
 
     Args:
         trainer: the Trainer.
         job: the job of the run.
-        vote: creates the context of a phase, at whose end the ranks vote.
+        vote: returns the context for a phase of the set-up, at whose end the ranks report whether they have failed.
         agreed: whether all ranks have the same loggers, and whether a hook may change the model of one of them.
 
     Returns:
@@ -220,7 +222,7 @@ def _restore(trainer: Trainer, job: Job, same_loggers: bool, vote: Vote) -> dict
 def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
     strategy = trainer.strategy
     with vote("configure_optimizers"):
-        if not (strategy.optimizers or trainer._optimizers_made):  # a strategy's setup may have created the optimizers
+        if not (strategy.optimizers or trainer._optimizers_made):  # the strategy's setup may have created them
             strategy.setup_optimizers(trainer)
     if not strategy.optimizers:
         rank_zero_warn(
@@ -236,7 +238,7 @@ def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
 
 
 def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:
-    """Return whether this process runs ``prepare_data``: one process per node, or one in the job."""
+    """Return whether this process runs ``prepare_data``: one process per node does, or one process of the job."""
     once_per_node = party.prepare_data_per_node or trainer.strategy.node_rank == 0
     return overrides(party, "prepare_data", DataHooks) and trainer.strategy.local_rank == 0 and once_per_node
 
@@ -256,8 +258,8 @@ def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options
     strategy = trainer.strategy
     with trainer.profiler.profile("save_checkpoint"), trainer.progress.storing():
         if strategy.world.store is not None:
-            # An error reports a rank that has not called this: the save is a series of collectives, and in torch's own
-            # a rank would wait for the others until the timeout.
+            # This barrier raises if a rank does not call save. In the collectives of the save, the other ranks would
+            # wait for it until torch's timeout.
             strategy.world.barrier("trainer.save_checkpoint")
         state = checkpoint.dump(trainer, weights_only, allow_pickle)
         # after a run, wait here; during a run, the end of the run waits for the file
@@ -266,11 +268,11 @@ def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options
         rank_files.save(strategy, state, part, path, storage_options, waits=waits)
         strategy.barrier("save_checkpoint")
     if waits:
-        strategy.checkpoint_io.teardown()  # no run follows that would end its background process
+        strategy.checkpoint_io.teardown()  # otherwise, the end of the run would end its background process
 
 
 def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
-    """Run the steps after the last loop, in the order of docs/hooks.md."""
+    """Run the phases after the loop, in the order of docs/hooks.md."""
     _clean_up(trainer)
     trainer.engine.teardown()
     if fn is TrainerFn.FITTING:
@@ -290,9 +292,9 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
 
 
 def abort(trainer: Trainer, error: BaseException) -> None:
-    """Call the exception hooks for ``error`` and free the run's resources, some of which may not exist yet."""
+    """Call the exception hooks for ``error``, and free those of the run's resources that exist already."""
     trainer.progress.end_run(interrupted=True)
-    if not trainer.engine.launcher.is_external:  # the started processes have called the hooks and cleaned up
+    if not trainer.engine.launcher.is_external:  # the processes that ran the job have called the hooks and cleaned up
         if trainer.loggers:
             _attempt(end_record, trainer, error)
         return
@@ -326,8 +328,8 @@ def _clean_up(trainer: Trainer) -> None:
 
 
 def _attempt(fn: Callable[..., Any], *args: Any) -> None:
-    """Call ``fn`` while another exception is handled: an exception of ``fn`` must neither hide the first nor stop the
-    clean-up.
+    """Call ``fn`` while another exception is handled. An exception of ``fn`` becomes a warning, because it must neither
+    hide the first one nor stop the clean-up.
     """
     try:
         fn(*args)

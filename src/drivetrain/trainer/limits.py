@@ -1,4 +1,4 @@
-"""The Trainer's arguments as properties: limits can be changed during a run, others are read-only."""
+"""The Trainer's arguments as properties: user code can change limits during a run, the others are read-only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _limit(name: str, doc: str, read_as: Callable[[Any], Any] | None = None) -> 
     """Return the property ``name`` of a :class:`LimitsView`, stored in a field of its ``Limits``.
 
     Args:
-        name: the name of the property and of the Trainer's argument; a write follows the argument's rules.
+        name: the name of the property and of the Trainer's argument, whose rules also apply to written values.
         doc: its docstring.
         read_as: converts the field's value to the property's; by default they are equal.
     """
@@ -42,7 +42,7 @@ def _argument(name: str, doc: str) -> Any:
         return getattr(view.settings, name)
 
     def write(view: LimitsView, value: Any) -> None:
-        # With ``name`` but without ``obj``, Python adds no suggestion of its own.
+        # ``obj`` is not passed, so that Python adds no suggestion to the message.
         raise AttributeError(
             f"trainer.{name} cannot be changed. Write Trainer({name}={shown(value)}) instead.", name=name
         )
@@ -111,7 +111,7 @@ class LimitsView:
 
     @property
     def val_check_batch(self) -> float | None:
-        """Training batches between validations; ``inf``: only at the end of an epoch of unknown length.
+        """The number of training batches between validations; ``inf``: at the end of an epoch of unknown length.
 
         ``None`` if ``val_check_interval`` is a duration, or a fraction while the number of batches is unknown.
         """

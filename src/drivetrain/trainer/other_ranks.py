@@ -1,8 +1,10 @@
-"""Resume with another number of ranks than saved the checkpoint: which saved state each rank takes over.
+"""Resume with a different number of ranks than the number that saved the checkpoint: give each rank its part of the
+saved state.
 
-If N ranks saved and M resume, rank r takes over the running means and metric objects of the ranks r, r + M, and so on;
-if there is no such rank, it begins with empty ones. In an unfinished window, every rank gets the mean of the N ranks'
-gradients, so that the mean over the M ranks is the same. The position in the data counts samples of all ranks together.
+If N ranks saved and M resume, rank r restores the running means and metric objects of the saved ranks r, r + M, and so
+on. If no such rank saved, rank r begins with empty ones. In an unfinished window, every rank gets the mean of the N
+ranks' gradients, so that the mean over the M ranks is the same. The position in the data counts the samples of all
+ranks together.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def saved_by(checkpoint: Mapping[str, Any]) -> int:
 
 
 def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[int]:
-    """Return the saved ranks whose files ``rank`` of ``ranks`` reads: all of them if a window is unfinished."""
+    """Return whose files rank ``rank`` of ``ranks`` reads: those of all ranks that saved if a window is unfinished."""
     count = saved_by(checkpoint)
     if count == ranks:
         return [rank]
@@ -44,7 +46,7 @@ def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[in
 
 
 def why_as_many(checkpoint: Mapping[str, Any], now: int) -> str:
-    """Return why ``now`` ranks cannot resume inside an epoch that another number of ranks saved; "" if they can."""
+    """Return why ``now`` ranks cannot resume inside an epoch from a checkpoint of other ranks; "" if they can."""
     restart = _common(checkpoint)
     data, ranks = restart.get("data"), saved_by(checkpoint)
     if not isinstance(data, Mapping) or "given" not in data:
@@ -56,7 +58,7 @@ def why_as_many(checkpoint: Mapping[str, Any], now: int) -> str:
         return own if "loader" in data else "its position in the data counts no samples"
     if ranks > 1 and restart.get("data_ranks") != ranks:
         return "they did not share out the samples of one loader among all of them"
-    # with workers, torchdata's loader draws a further random number if there is one process
+    # torchdata's loader with workers draws one more random number with one process than with several
     if ranks == 1 < now and data.get("num_workers"):
         return "the order of its loader with workers is that of one process"
     return ""
@@ -68,16 +70,16 @@ def _common(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def of_this_rank(trainer: Any, checkpoint: Mapping[str, Any], inside: bool) -> Mapping[str, Any]:
-    """Return the state with which this rank resumes: its random state, its position in the data, its gradients.
+    """Return the state from which this rank resumes: its random state, its position in the data, its gradients.
 
     Args:
         trainer: the Trainer, with the module set up.
-        checkpoint: its entry ``ranks`` contains the parts of the ranks that :func:`read_by` returns.
-        inside: the checkpoint was saved inside an epoch.
+        checkpoint: the checkpoint, whose entry ``ranks`` contains the parts of the ranks that :func:`read_by` returns.
+        inside: whether the checkpoint was saved inside an epoch.
 
     Raises:
-        CheckpointError: another number of ranks has saved the checkpoint, and only as many can resume at its position;
-            or a part is damaged.
+        CheckpointError: a different number of ranks saved the checkpoint, and only that number can resume at its
+            position; or a part is damaged.
     """
     ranks = checkpoint.get("ranks", [checkpoint])
     if len(ranks) == trainer.world_size:
@@ -102,7 +104,7 @@ def _not_one_order(trainer: Any) -> str:
 
 
 def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks: int, inside: bool) -> State:
-    """Return the state with which ``rank`` of ``ranks`` resumes: its random state ``rng`` and ``restart``."""
+    """Return the state from which rank ``rank`` of ``ranks`` resumes: its random state ``rng`` and ``restart``."""
     common, count = _common(checkpoint), saved_by(checkpoint)
     parts = [expect(each, Mapping) for each in checkpoint.get("ranks", [checkpoint])]
     kept = ("loaders", "callback_metrics", "agreed_steps")  # these entries are equal on all ranks
@@ -115,7 +117,7 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
         own_data = found[0].get("data") if found else None
         restart["data"] = _position(common["data"], own_data)
         restart["logged"] = [state for each in found for state in each.get("logged", [])] or [
-            # a value that the ranks share waits for a flush on all of them or on none
+            # whether a value with sync_dist waits for a flush must be equal on all ranks
             {
                 **state,
                 "total": None,
@@ -130,7 +132,8 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
         restart["metrics"], lost = _metrics([each.get("metrics", {}) for each in found], common["metrics"], module)
         _tell(common, count, ranks, lost)
     elif "sample_in_epoch" in ((common.get("data") or {}).get("loader") or ()):
-        # this loader's state contains the next epoch; litData's, without this entry, cannot load the end of an epoch
+        # a loader with this entry stores the number of its next epoch; litData's loader, without it, cannot load a
+        # state from the end of an epoch
         restart["data"] = _position(common["data"], None)
     if "window" in common:
         windows = [part["restart"] for part in parts if "window" in part.get("restart", {})]
@@ -144,14 +147,14 @@ def _position(data: Mapping[str, Any], own: Any) -> State:
     """Return the position of rank 0, whose random state orders the samples of all ranks, for another rank."""
     position = {key: value for key, value in data.items() if not key.startswith("workers")}
     if "loader" in position and samples_of_all_ranks(position) is None:
-        position["loader"] = None  # the state of one rank's part
+        position["loader"] = None  # this is the state of one rank's loader alone
     if isinstance(own, Mapping) and "rng" in own:
         position["rng"] = own["rng"]
     return position
 
 
 def _metrics(found: Sequence[Any], first: Mapping[str, Any], module: nn.Module) -> tuple[State, list[str]]:
-    """Return the states of the metric objects, and the names of those that are taken from the first rank alone."""
+    """Return the states of the metric objects, and the names of the states that are taken from the first rank alone."""
     there, states, lost = metrics_in(module), dict[str, Any](), list[str]()
     for place in first.keys() & there.keys():
         states[place], kept = merged_states(there[place], [each[place] for each in found if place in each])
@@ -177,20 +180,20 @@ def _tell(common: Mapping[str, Any], count: int, ranks: int, lost: Sequence[str]
 
 
 def _window(parts: Sequence[Mapping[str, Any]], count: int, module: nn.Module, ranks: int) -> State:
-    """Return the unfinished window for each of ``ranks``: its state, and complete gradients.
+    """Return the unfinished window with which each of ``ranks`` ranks resumes: its state, and complete gradients.
 
     If losses have weights, the gradients are those of the weighted mean loss over all ranks' finished batches, and the
     sum of the weights is divided equally among the new ranks.
 
     Args:
-        parts: the ``restart`` of each rank that has gradients.
+        parts: the entry ``restart`` of each rank that had gradients.
         count: how many ranks have saved.
         module: the module.
-        ranks: how many there are now.
+        ranks: how many ranks resume.
     """
     window_of_first = parts[0]["window"]
     window = {**window_of_first, "exchanged": False}
-    exchanged = window_of_first.get("exchanged", False)  # every rank holds the means over all ranks, or shards of them
+    exchanged = window_of_first.get("exchanged", False)  # the gradients are means over all ranks, or shards of them
     shares = [1 / count] * len(parts)
     if window["reference"] is not None:
         held = len(parts) if exchanged else 1

@@ -23,7 +23,8 @@ def check_precision(precision: Precision, parties: Sequence[Any], fn: TrainerFn,
         settings: the Trainer's settings.
 
     Raises:
-        ConfigurationError: an override would not be called, or scaled gradients would be used without unscaling.
+        ConfigurationError: a method that the precision overrides would not be called, or scaled gradients would be used
+            without unscaling.
     """
     name, module = type(precision).__name__, parties[0]
     warn_of_uncalled(type(precision), "Precision", "Trainer")

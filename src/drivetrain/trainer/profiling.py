@@ -1,4 +1,4 @@
-"""The profiler of a Trainer: its argument, and its calls during a run. Imported only if one was passed."""
+"""Create a Trainer's profiler from the argument, and call it during a run. Imported only if a profiler was passed."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def begin(trainer: Any, stage: str) -> None:
 
 
 def end(trainer: Any, stage: str) -> None:
-    """Let the profiler report on the run and free its resources. It does nothing if the run ended before
-    :func:`begin`.
-    """
+    """Let the profiler report on the run and free its resources. Do nothing if the run ended before :func:`begin`."""
     hooks = trainer._hooks
     if hooks is None or hooks.spans is None:
         return

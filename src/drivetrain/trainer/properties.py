@@ -43,7 +43,7 @@ with on_first_use:
     from drivetrain.trainer import telling
 
 
-# What these return are properties; the class body declares their types.
+# The results of these functions are properties; the class body declares their types.
 
 
 def _is_running(stage: RunningStage, doc: str) -> Any:
@@ -67,7 +67,7 @@ def familiar_property(name: str) -> Any:
 
 
 class Familiar:
-    """A :func:`familiar_property`, which is imported when it is read or written."""
+    """A property whose code (:func:`familiar_property`) is imported when it is read or written."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -80,7 +80,7 @@ class Familiar:
 
 
 class TrainerView(LimitsView, RankFacts):
-    """The Trainer's properties. It makes no decisions; a replaced part of a run takes effect at the next batch."""
+    """The Trainer's properties. If user code replaces a part of a run, the new one takes effect at the next batch."""
 
     settings: Settings
     progress: Progress
@@ -97,8 +97,8 @@ class TrainerView(LimitsView, RankFacts):
     _ckpt_path: str | None = None
     _set_ckpt_path: str | Path | None = None
     _time_spent: TimeSpent | None = None
-    _sampler: Sampler | None = None  # of the fit that runs
-    _launch: str = ""  # identifies the processes that were started for the fit, in the record of the run
+    _sampler: Sampler | None = None  # that of the running fit
+    _launch: str = ""  # in the record of a run, identifies the processes that were started for the fit
     _saved_at_stop: Sequence[str] = ()  # checkpoints of the last fit that were saved because it was asked to end
 
     fit_loop: Any = Familiar()
@@ -113,7 +113,7 @@ class TrainerView(LimitsView, RankFacts):
     _results: Any = Familiar()
 
     _own_loops: Mapping[str, Any] = MappingProxyType({})
-    """By stage, the object that a program set as ``validate_loop`` or ``test_loop``; it shows the results."""
+    """By stage, the object that a program has set as ``validate_loop`` or ``test_loop``, which prints the results."""
 
     @property
     def hooks(self) -> HookTable:
@@ -155,7 +155,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """The optimizers of the current fit; assigned ones replace them at the next batch."""
+        """The optimizers of the current fit; if you assign others in a batch, they are used from the next batch on."""
         waiting = None if self._run_parts is None else self._run_parts.optimizers.waiting
         return self.strategy.optimizers if waiting is None else waiting
 
@@ -163,7 +163,7 @@ class TrainerView(LimitsView, RankFacts):
     def optimizers(self, value: Sequence[Optimizer]) -> None:
         optimizers, run = [unwrapped(optimizer) for optimizer in value], self._run_parts
         if run is not None and self.progress.loop_stage is RunningStage.TRAINING:
-            run.optimizers.waiting = optimizers  # the running batch keeps its optimizers until its end
+            run.optimizers.waiting = optimizers  # the running batch ends with its own optimizers
             self._touch()
         else:
             self.engine.bind_optimizers(optimizers, self.lr_scheduler_configs)
@@ -184,7 +184,7 @@ class TrainerView(LimitsView, RankFacts):
     def ckpt_path(self) -> str | None:
         """The checkpoint from which the current or last run began.
 
-        If you set it, every later run without its own ``ckpt_path`` begins from it, until you set ``None``.
+        If you set a path, every later run without the argument ``ckpt_path`` begins from it, until you set ``None``.
         """
         return self._ckpt_path
 
@@ -241,7 +241,7 @@ class TrainerView(LimitsView, RankFacts):
             telling.keep(self, given, step)
             given.setdefault("epoch", self.progress.current_epoch)
             with nullcontext() if self._profiler is None else self._profiler.profile("log_metrics"):
-                # passed by keyword, because a logger may have the arguments in another order
+                # passed by keyword, because a logger's method may have its parameters in another order
                 telling.tell(self, "log_metrics", metrics=given, step=step)
 
     @property
@@ -282,9 +282,10 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def time_spent(self) -> TimeSpent | None:
-        """How the running fit, or else the last one, has spent its wall time, and why it was slow; ``None`` before the
-        first fit, and with ``barebones=True``. Each rank has its own, and rank 0's also compares the ranks. Processes
-        that a strategy such as "ddp_fork" has started return it, and :attr:`history`, only if all of them finish.
+        """How the running fit has spent its wall time, and why it was slow; without a running fit, this is about the
+        last one. ``None`` before the first fit, and with ``barebones=True``. Each rank has its own; rank 0's also
+        compares the ranks. The processes of a strategy such as "ddp_fork" return this and :attr:`history` only if all
+        of them finish.
         """
         return self._time_spent if self._sampler is None else self._sampler.time_spent()
 
@@ -294,18 +295,18 @@ class TrainerView(LimitsView, RankFacts):
         return next(iter(self._callbacks_like("ProgressBar")), None)
 
     def _callbacks_like(self, name: str) -> list[Any]:
-        """Return the callbacks of one of drivetrain's classes; by name, because the classes know the Trainer."""
+        """Return the callbacks of drivetrain's class ``name``, which cannot be imported here without a cycle."""
         mros = [(each, type(each).__mro__) for each in self.callbacks]
         return [each for each, mro in mros if any(cls.__name__ == name and is_own_class(cls) for cls in mro)]
 
     @property
     def callback_metrics(self) -> dict[str, Any]:
-        """The latest value of every logged name, as tensors on their own device."""
+        """The latest value of every logged name, as tensors on the device on which they were logged."""
         return self.logbook.refresh()
 
     @property
     def logged_metrics(self) -> dict[str, Any]:
-        """The latest value of every name logged with ``logger=True``, as tensors on their own device."""
+        """The latest value of every name logged with ``logger=True``, as tensors on the device of the logged value."""
         self.logbook.refresh()
         return self.logbook.logged_metrics
 
@@ -325,8 +326,8 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
-        """The latest value of every name logged with ``prog_bar=True``, as floats. Reading it waits for the device, but
-        in another thread than the run's it returns the values of the last flush.
+        """The latest value of every name logged with ``prog_bar=True``, as floats. In the run's thread, reading it
+        waits for the device; in other threads, it returns the values of the last flush.
         """
         return self.logbook.newest_bar_metrics()
 
@@ -343,7 +344,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def logger_step(self) -> int:
-        """The loggers' x axis: the index of the batch of the current or last optimizer step."""
+        """The loggers' x axis: the index of the current or last window, which is the batches of one optimizer step."""
         progress = self.progress
         before_step = progress.batch_idx == -1 or progress.batch_idx >= progress.batches_done
         closed = progress.epoch_ending or progress.between_epochs
@@ -377,10 +378,10 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def num_training_batches(self) -> float:
-        """Training batches of an epoch; ``inf`` if unknown, as before a fit is set up.
+        """The number of training batches in an epoch; ``inf`` if it is unknown, for example before the set-up of a fit.
 
         During set-up, for example in ``configure_optimizers``, reading it creates the training loader if there is none
-        yet. If the loaders of several processes may differ in length, read it on all of them.
+        yet. If the ranks' loaders may differ in length, all ranks must read it, because they exchange the lengths.
         """
         run, progress = self._run_parts, self.progress
         count = progress.num_training_batches
@@ -421,20 +422,21 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def why_not_validated(self) -> str:
-        """A sentence for messages that says why the fit does not validate, with a space at its end; "" if it does."""
+        """A sentence that says why the fit does not validate, with a space at its end; "" if the fit validates."""
         return "" if self._run_parts is None else self._run_parts.why_not_validated()
 
     validates_last = False
-    """Whether a validation at the end of an epoch comes after the hooks of that end; else before them."""
+    """Whether a validation at the end of an epoch runs after the epoch's end hooks; if false, it runs before them."""
 
     @property
     def judges_at_epoch_end(self) -> bool:
         """Whether callbacks with a monitored value check it at the end of a training epoch instead of after validation.
 
-        True if validation runs once per epoch, at its end, or never: then all metrics are known at the epoch's end.
+        True if there is no validation, or one at the end of each epoch, because then all metrics are known at the end
+        of an epoch.
         """
         interval = self.limits.val_check_interval
-        # the int 1 would mean: validate after each batch
+        # the float: the int 1 means a validation after each batch
         whole_epoch = isinstance(interval, float) and interval == 1.0 and not self.validates_last
         return not self.enable_validation or (whole_epoch and self.limits.check_val_every_n_epoch == 1)
 
@@ -446,11 +448,11 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """The number of optimizer steps of the complete fit; ``inf`` without a limit, or without a training loader, as
-        before the first run.
+        """The number of optimizer steps of the complete fit; ``inf`` without a limit, and before the first run, which
+        brings the training loader.
 
-        Creates the training loader if there is none yet. If the loaders of several processes may differ in length, read
-        it on all of them. In an evaluation after a fit it is the number of that fit.
+        Reading it creates the training loader if there is none yet. If the ranks' loaders may differ in length, all
+        ranks must read it. In an evaluation after a fit, it is the number of steps of that fit.
         """
         run = self._run_parts
         if run is None and self.limits.max_steps == ENDLESS != self.limits.max_epochs:

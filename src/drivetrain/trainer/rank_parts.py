@@ -1,4 +1,4 @@
-"""The state of each rank in a checkpoint: what is written into the files beside it, and read back.
+"""The state of each rank in a checkpoint: collect it for the rank files beside the checkpoint, and read them.
 
 With several processes, the main file contains the shared state and rank 0's own part. Each rank's own part contains the
 random state ``rng``, the strategy's ``rank_state``, and most of ``restart``: an open window and its gradients, the
@@ -37,11 +37,11 @@ _SHARED = frozenset({"samples", "data_ranks", "divided_from", "exact", "settled"
 
 
 def of_ended_fit(run: Run | None, strategy: Strategy) -> list[State]:
-    """Return each rank's own part for a fit that has ended; every rank must call it.
+    """Return the own parts of all ranks for a fit that has ended; every rank must call this.
 
     Returns:
-        An empty list if it has ended at the end of an epoch and the strategy keeps no state of each rank: then any
-        number of processes can resume from the main file.
+        An empty list if the fit has ended at the end of an epoch and the strategy keeps no states of ranks, because any
+        number of processes can then resume from the main file.
     """
     if run is None or run.progress.fn != "fit":
         return []
@@ -65,11 +65,11 @@ def own_part(state: Mapping[str, Any]) -> State:
 
 
 def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_only: bool | None) -> list[State]:
-    """Return a list with one entry for each rank that has saved; entries that this rank does not need are empty. Every
-    rank must call it.
+    """Return a list with one part for each rank that has saved; parts that this rank does not need are empty. Every
+    rank must call this.
 
-    If a file is missing or damaged and the run can do without it, its entry has rank 0's part and this process's
-    present random state; with another number of ranks it is empty.
+    If a file is missing or damaged and the run can do without it, its part is replaced by rank 0's part with this
+    process's present random state. If a different number of ranks resumes, the part is empty instead.
 
     Args:
         trainer: the Trainer of the run that resumes.
@@ -128,10 +128,10 @@ def _joined(main: State, part: Mapping[str, Any]) -> State:
 
 
 def _replaced(main: State) -> State:
-    """Return a replacement for a lost rank file, at the end of an epoch."""
+    """Return a replacement for a lost rank file of a checkpoint from the end of an epoch."""
     restart = {key: value for key, value in main.get("restart", {}).items() if key != "val_loaders"}
     if _has_loader_state(restart.get("data")):
-        restart["data"] = None  # another rank's loader had another position
+        restart["data"] = None  # the loader of the lost file had another position
     return {"rng": rng_state(), "restart": restart}
 
 

@@ -1,4 +1,4 @@
-"""The line of a resumed fit: where it continues, and what differs from the run that saved the checkpoint."""
+"""Log a line when a fit is resumed: where it continues, and what differs from the run that saved the checkpoint."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SETTINGS = (
     "reload_dataloaders_every_n_epochs", "deterministic", "compile", "cuda_graphs", "optimizer_kernels",
     "sample_seeds",
 )  # fmt: skip
-"""The Trainer's arguments that may change the numbers of training; not its length, which a resumed run may change."""
+"""The Trainer's arguments that may change the numbers of training. Its length is left out, because it may differ."""
 
 
 def circumstances(trainer: Any) -> dict[str, str]:
-    """Return, by name, the conditions of this run on which its numbers depend, and which a resumed run may change.
+    """Return, by name, the conditions on which the numbers of this run depend, for a comparison with a resumed run.
 
-    Arguments that have their default are left out.
+    Arguments with their default values are left out.
     """
     strategy = trainer.strategy
     given, defaults = _texts(trainer.settings), _texts(Settings)
@@ -45,16 +45,16 @@ def _texts(settings: Any) -> dict[str, str]:
 
 
 def tell(trainer: Any, checkpoint: Mapping[str, Any], path: str, done: str) -> None:
-    """Print where the fit continues, and what differs; every rank may call it.
+    """Log on rank 0 where the fit continues, and which conditions differ from those in the checkpoint.
 
     Args:
         trainer: the Trainer, with its progress restored.
-        checkpoint: from which it resumes.
-        path: its path.
+        checkpoint: the checkpoint from which the fit resumes.
+        path: the checkpoint's path.
         done: how much of the epoch all ranks together have done, such as "30 samples"; "" if it is unknown.
     """
     progress, then = trainer.progress, checkpoint.get(ENTRY, {})
-    inside = " (counted from 0)"  # as in files and hooks; a bar counts epochs from 1
+    inside = " (counted from 0)"  # said, because a progress bar counts epochs from 1
     if progress.batches_done and not progress.epoch_ending:
         inside = f", after batch {progress.batches_done - 1} (counted from 0{done and f'; {done}'})"
     if not isinstance(then, Mapping):

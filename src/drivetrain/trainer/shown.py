@@ -1,4 +1,4 @@
-"""What a run shows to other processes: its position to the launching process, and its failure to the other ranks."""
+"""Publish a run's position for the launching process, and its failure for the other ranks."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ def shown(
     several: bool,
     explain: Callable[[BaseException], Exception | None] = lambda error: None,
 ) -> Iterator[None]:
-    """Context in which the loops publish their position for the launching process, and an exception is reported.
+    """Context in which the launching process can read the position of the loops; at its end, it reports an exception.
 
-    If the strategy explains an exception, its explanation replaces the exception, also in reports.
+    If ``explain`` returns an exception, that one is reported and raised in place of the original.
 
     Args:
         progress: the progress of the run.
-        saves: a callback saves after an exception, so the launching process gives this rank time for it.
-        several: the run has several processes.
-        explain: the strategy's method.
+        saves: whether a callback saves after an exception, so that the launching process must give this rank time to
+            save.
+        several: whether the run has several processes.
+        explain: the strategy's method that returns an exception with a better explanation, or ``None``.
     """
     if several:
         waiting.begin_run()
@@ -47,28 +48,28 @@ def shown(
     try:
         yield
     except BaseException as error:
-        sheet = own_sheet()  # watch() may have created a sheet for the run meanwhile
+        sheet = own_sheet()  # watch() may have created the sheet inside the context
         explained = explain(error)
         said = explained or error
         failing.report(said, sheet, lambda failed: summary(failed, progress))
         if several:
             cut_tracebacks()
         if explained is not None:
-            raise explained from None  # the explanation contains the cure, which the original's text would hide
+            raise explained from None  # without the original's text, which would hide the cure in the explanation
         raise
     else:
-        progress.slot[PHASE] = Phase.NONE  # the program after the run is not part of it
+        progress.slot[PHASE] = Phase.NONE  # the run is over, but the program goes on
     finally:
         shown_in = progress.slot
         if shown_in is not own:
             own[:] = shown_in[: len(own)]
-            if len(shown_in) > len(own):  # a sheet of the launching process
+            if len(shown_in) > len(own):  # the slot is on a sheet that another process reads
                 shown_in[STALL] = 0
             progress.show_in(own)
 
 
 def watch(trainer: Trainer) -> None:
-    """Let another process watch this distributed run from now on, until :func:`shown` ends.
+    """Let another process watch this distributed run until the context :func:`shown` ends.
 
     :mod:`drivetrain.launchers.watch` describes what that process does.
     """
@@ -92,7 +93,7 @@ def _show(progress: Progress, sheet: Sheet) -> None:
 
 @contextmanager
 def saving() -> Iterator[None]:
-    """Context during whose block the launching process waits for this rank although another rank has failed."""
+    """Context in which the launching process waits for this rank to save, although another rank has failed."""
     sheet = own_sheet()
     if sheet is not None:
         sheet.words[SAVING] = 1
@@ -104,8 +105,7 @@ def saving() -> Iterator[None]:
 
 
 def summary(error: BaseException, progress: Progress, during: str = "") -> str:
-    """Return a text for other ranks: which rank has failed, in which phase, with which exception, in which line of user
-    code.
+    """Return a text for the other ranks: the rank that has failed, its phase, the exception, and the line of user code.
 
     Args:
         error: the exception.

@@ -1,5 +1,5 @@
-"""The checkpoint of a fit that is asked to end, checkpoints that another number of processes can resume, and why a fit
-has ended.
+"""Save the checkpoint of a fit that is asked to end, find checkpoints from the end of an epoch, and say why a fit has
+ended.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _saves(trainer: Trainer) -> bool:
 
 
 def _save(trainer: Trainer, reason: str) -> None:
-    """Save the fit's state, unless a callback will save because the fit ends with an exception; every rank must call
-    it.
+    """Save the fit's state, unless the fit ends with an exception after which a callback saves; every rank must call
+    this.
 
     Args:
         trainer: the Trainer of the fit.
@@ -58,13 +58,13 @@ def _save(trainer: Trainer, reason: str) -> None:
             rank_zero_warn(f"The fit ends by {reason}, and could not save {path}: {error}")
             return
         trainer._saved_at_stop.append(path)
-    if path or reason != TIME_LIMIT:  # with a time limit, the Timer has logged the reason
+    if path or reason != TIME_LIMIT:  # at a time limit, the Timer has logged the reason
         how = f"To continue: {trainer._resumed_by}, or DRIVETRAIN_RESUME=auto in the environment."
         rank_zero_info(f"The fit ends by {reason}." + (f" Saved {path}. {how}" if path else ""))
 
 
 def _keep_newest(trainer: Trainer) -> None:
-    """Make ``ckpt_path="last"`` find this checkpoint instead of those that callbacks save at the end of the fit."""
+    """Make ``ckpt_path="last"`` find the checkpoint of :func:`_save`, not those that callbacks save after it."""
     if trainer._saved_at_stop and trainer.is_global_zero:
         trainer.strategy.checkpoint_io.touch(trainer._saved_at_stop[-1])
 
@@ -77,13 +77,13 @@ def _folder(trainer: Trainer) -> str:
 def end_of_epoch(trainer: Trainer, refused: str | None, weights: Any) -> str:
     """Return a sentence about the newest checkpoint of this model that was saved at the end of an epoch.
 
-    Any number of processes can resume from such a checkpoint, even without rank files. The callbacks' checkpoints and
-    those in the folder of ``refused`` are read until one is found.
+    Any number of processes can resume from such a checkpoint, even without rank files. The function reads the
+    callbacks' checkpoints and those in the folder of ``refused``, until it finds one.
 
     Args:
         trainer: the Trainer of the fit that cannot resume from ``refused``.
         refused: a checkpoint from the middle of an epoch.
-        weights: its weights; the found checkpoint has the same names.
+        weights: the weights in ``refused``; the found checkpoint has weights of the same names.
     """
     store, folder = trainer.strategy.checkpoint_io, os.path.dirname(refused or "") or "."
     saved = {path for callback in trainer.checkpoint_callbacks for path in callback.resume_candidates(trainer)}
@@ -99,7 +99,7 @@ def end_of_epoch(trainer: Trainer, refused: str | None, weights: Any) -> str:
 
 
 def why_ended(trainer: Trainer) -> tuple[str, str]:
-    """Return why the fit has ended, and how to let it continue, as the words after "To train on"."""
+    """Return why the fit has ended, and what continues it: words that follow "To train on" in a message."""
     progress, limits = trainer.progress, trainer.limits
     for name, reached in (("max_steps", progress.global_step), ("max_epochs", progress.current_epoch)):
         if reached >= (limit := getattr(limits, name)):

@@ -36,7 +36,7 @@ def torch_switches(settings: Settings, training: bool) -> Iterator[None]:
 
 @contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """Context in which Ctrl-C and SIGTERM do not interrupt the clean-up; this needs the main thread."""
+    """Context in which Ctrl-C and SIGTERM do not interrupt the clean-up; it does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

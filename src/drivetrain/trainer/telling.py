@@ -1,4 +1,4 @@
-"""Calls of the Trainer's loggers, which may fail; the logged runs that a checkpoint continues; printed results."""
+"""Call the Trainer's loggers, whose errors do not end a run; continue a checkpoint's logged runs; print results."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def tell(trainer: Any, method: str, *args: Any, begins: bool = False, **named: A
 
     Args:
         trainer: the Trainer with the loggers.
-        method: its name.
+        method: the name of the method.
         args, named: the arguments of ``method``.
-        begins: whether the run is being set up; a ConfigurationError is then raised, because its message contains the
-            correction.
+        begins: whether the run is being set up. A ConfigurationError is then raised, because its message says what to
+            correct.
     """
     for logger in trainer.loggers:
         tell_one(trainer, logger, method, *args, begins=begins, **named)
@@ -80,10 +80,10 @@ def tell_one(trainer: Any, logger: Any, method: str, *args: Any, begins: bool = 
 
 
 def states_of(trainer: Any) -> dict[str, Any]:
-    """Let the loggers write, and return their states for a checkpoint, by class and index.
+    """Let the loggers write their values, and return their states for a checkpoint, by class and index.
 
-    What is logged before a checkpoint must not be lost with the process: a run that resumes from the checkpoint does
-    not log it again.
+    Values from before a checkpoint must be written before it is saved, because a run that resumes from it does not log
+    them again.
     """
     if trainer.is_global_zero:
         tell(trainer, "save")
@@ -102,7 +102,7 @@ def _keyed(trainer: Any) -> list[tuple[str, Any]]:
 def continue_numbered_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, path: str) -> None:
     """Let loggers that number their runs continue the runs in which the checkpoint at ``path`` was saved.
 
-    It is the newest of this program. ``checkpoint``: its entries; ``None``: they cannot be read yet.
+    This checkpoint is the newest of the program. ``checkpoint``: its entries; ``None`` if they cannot be read yet.
     """
     states = {} if checkpoint is None else checkpoint.get("loggers", {})
     for key, logger in _keyed(trainer):
@@ -111,12 +111,13 @@ def continue_numbered_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, p
 
 
 def continue_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, same_loggers: bool) -> None:
-    """Let the loggers of a fit continue the logged runs in ``checkpoint``, or begin new ones; all ranks call it.
+    """Let the loggers of a fit continue the logged runs named in ``checkpoint``, or begin new ones; all ranks call
+    this.
 
     Args:
         trainer: the Trainer with the loggers.
         checkpoint: the checkpoint from which the fit resumes, or ``None``.
-        same_loggers: all ranks have the same loggers.
+        same_loggers: whether all ranks have the same loggers.
     """
     states = {} if checkpoint is None else checkpoint.get("loggers", {})
     continued = False
@@ -142,9 +143,9 @@ def continue_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, same_logge
 def results_table(stage: str, results: list[dict[str, float]], width: int | None = None) -> str:
     """Return the metrics of each loader as a table for the terminal: one row per metric, one column per loader.
 
-    With several loaders, the suffix of their names (``/dataloader_idx_1``) becomes the column's heading. The field is
-    empty if a loader has not logged a metric. If a table is wider than the terminal, the columns of the remaining
-    loaders follow below.
+    With several loaders, the suffix of their names (``/dataloader_idx_1``) becomes the column's heading. A cell is
+    empty if nothing was logged for its metric and loader. If the table is wider than the terminal, the columns that do
+    not fit follow below.
 
     Args:
         stage: the title.
@@ -174,7 +175,7 @@ def results_table(stage: str, results: list[dict[str, float]], width: int | None
 
 
 def results_html(stage: str, results: list[dict[str, float]]) -> str:
-    """Return the same table as HTML."""
+    """Return the metrics of each loader as an HTML table: one row per metric, one column per loader."""
     columns, names = _columns(results)
     if not names:
         return notebook.table([(f"{stage}: nothing was logged",)])
@@ -183,7 +184,7 @@ def results_html(stage: str, results: list[dict[str, float]]) -> str:
 
 
 def _columns(results: list[dict[str, float]]) -> tuple[list[dict[str, str]], list[str]]:
-    """Return the texts of each loader's metrics, and all names."""
+    """Return, for each loader, the values of its metrics as texts, and the names of all metrics."""
     columns = [
         {name.removesuffix(f"/dataloader_idx_{index}"): number_text(value) for name, value in result.items()}
         for index, result in enumerate(results)

@@ -1,4 +1,4 @@
-"""The Trainer: from settings to a plan, and from the plan to a run."""
+"""The Trainer: it makes a plan from its arguments, and runs fits and evaluations by this plan."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ P = ParamSpec("P")
 
 
 def _completed(init: Callable[P, None]) -> Callable[P, None]:
-    """Fill in arguments from the environment; raise a helpful error for an unknown argument."""
+    """Return ``init`` with arguments filled in from the environment, and with helpful errors for wrong arguments."""
 
     @functools.wraps(init)
     def complete_and_init(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -91,7 +91,7 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
 
 @supplied
 def translated(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Trainer's arguments with objects of other APIs replaced, which have a method ``as_settings()``."""
+    """Return the Trainer's arguments; replace objects of other APIs, which have a method ``as_settings()``."""
     return dict(arguments)
 
 
@@ -99,12 +99,12 @@ def translated(arguments: Mapping[str, Any]) -> dict[str, Any]:
 class Trainer(TrainerView):
     """Trains, validates and tests a LightningModule, and predicts with it.
 
-    All arguments are keyword-only; an argument that is left out may come from the environment
-    (``PL_TRAINER_MAX_EPOCHS=3``). The constructor decides their meaning on this machine: ``print(trainer.plan)`` shows
-    the decisions.
+    All arguments are keyword-only. An argument that is left out may come from the environment
+    (``PL_TRAINER_MAX_EPOCHS=3``). The constructor decides, for example, which devices "auto" means on this machine:
+    ``print(trainer.plan)`` shows these decisions.
 
     Raises:
-        ConfigurationError: an argument is wrong or contradicts another; nothing was built.
+        ConfigurationError: an argument is wrong or contradicts another one.
         NotSupportedError: an argument is valid, but this version does not support it.
     """
 
@@ -192,7 +192,7 @@ class Trainer(TrainerView):
         self.engine.launcher.stop_timeout_s = self.settings.stop_timeout_s
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self._failed_loggers, self.ranks_of_job = list[Any](), list[dict[str, Any]]()  # see Outcome.ranks
-        self._program: dict[str, str] = {}  # digests of the newest fit: see last.py; set last, for __setattr__
+        self._program: dict[str, str] = {}  # digests of the newest fit: see last.py; must be set last: see __setattr__
 
     # ---- entry points --------------------------------------------------------------------------------------------
 
@@ -216,14 +216,14 @@ class Trainer(TrainerView):
             val_dataloaders: the validation loader or a list of loaders; ``None``: the datamodule's, or else the
                 model's.
             datamodule: the source of the data, instead of loaders.
-            ckpt_path: resume from this checkpoint ("best" and "last" mean those of the ModelCheckpoint).
-            weights_only: ``None`` or True: a checkpoint is read as plain data, never unpickled as code. False unpickles
+            ckpt_path: the checkpoint to resume from: a path, or "best" or "last" for those of the ModelCheckpoint.
+            weights_only: ``None`` or True reads the checkpoint as plain data, which runs no code. False unpickles
                 everything in it, which can run any code: use it only for files that you trust.
 
         Raises:
             ConfigurationError: an argument is missing, or two contradict each other; nothing has run yet.
-            SystemExit: after everything is saved and cleaned up: with code 130 after Ctrl-C, with code 143 after
-                SIGTERM (as a SIGTERMException); in a notebook, Ctrl-C raises KeyboardInterrupt instead.
+            SystemExit: after Ctrl-C (code 130) or SIGTERM (code 143, a SIGTERMException), when everything is saved and
+                cleaned up. In a notebook, Ctrl-C raises KeyboardInterrupt instead.
         """
         passed = {"fit": train_dataloaders, "validate": val_dataloaders}
         self.run_job(self._job(TrainerFn.FITTING, model, passed, datamodule, ckpt_path, weights_only, unknown))
@@ -246,7 +246,7 @@ class Trainer(TrainerView):
         Args:
             model: the module to evaluate; ``None``: the model of the last run, with its best checkpoint.
             dataloaders: the loader or a list of loaders; ``None``: the datamodule's, or else the model's.
-            ckpt_path: a checkpoint; its weights are evaluated instead of the model's own.
+            ckpt_path: a checkpoint whose weights are loaded into the model before the evaluation.
             verbose: print the metrics.
             datamodule: the source of the data, instead of loaders.
             weights_only: as in :meth:`fit`.
@@ -291,7 +291,7 @@ class Trainer(TrainerView):
             model: the module that predicts; ``None``: the model of the last run, with its best checkpoint.
             dataloaders: the loader or a list of loaders; ``None``: the datamodule's, or else the model's.
             datamodule: the source of the data, instead of loaders.
-            return_predictions: False keeps no predictions, for a callback that writes them; ``None``: True.
+            return_predictions: whether to keep the predictions. A callback that writes them needs no kept ones.
             ckpt_path, weights_only: as in :meth:`validate`.
 
         Returns:
@@ -312,18 +312,18 @@ class Trainer(TrainerView):
     ) -> None:
         """Write the state of the run to ``filepath``. Call it on every rank.
 
-        The checkpoint is durable on return, except during a run with a CheckpointIO that writes in the background: then
-        ``trainer.strategy.checkpoint_io.wait(filepath)`` and the end of the run wait for it.
+        On return, the checkpoint is completely written. During a run with a CheckpointIO that writes in the background,
+        this is only true after ``trainer.strategy.checkpoint_io.wait(filepath)``, or at the end of the run.
 
         Args:
-            filepath: the path; an old file at this path stays complete until the new one is.
-            weights_only: leave out everything that only resuming needs.
+            filepath: the path. An old file at this path is only replaced when the new one is complete.
+            weights_only: leave out everything that is only needed to resume.
             storage_options: passed to the CheckpointIO.
             allow_pickle: store any object by pickling it. Loading the file then needs ``weights_only=False``, which
                 lets it run code.
 
         Raises:
-            ConfigurationError: no run has attached a model.
+            ConfigurationError: there is no model, because no run has begun.
             CheckpointError: the file could not be written, or a value cannot be stored as plain data.
         """
         if self.lightning_module is None:
@@ -331,9 +331,7 @@ class Trainer(TrainerView):
         life.save(self, filepath, weights_only, storage_options, allow_pickle)
 
     def make_optimizers(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
-        """Return the result of the module's ``configure_optimizers`` as lists; :meth:`Strategy.setup_optimizers` calls
-        it.
-        """
+        """Return the result of ``configure_optimizers`` as lists, for :meth:`Strategy.setup_optimizers`."""
         self._optimizers_made = True
         returned = self.hooks.call_method("configure_optimizers")
         return normalise(returned, by_hand=not self.lightning_module.automatic_optimization)
@@ -355,7 +353,7 @@ class Trainer(TrainerView):
         return results
 
     def _passed_or_set(self, fn: TrainerFn, ckpt_path: str | Path | None) -> str | Path | None:
-        """Return ``ckpt_path``, or the value that was set as ``trainer.ckpt_path``."""
+        """Return ``ckpt_path``; if it is ``None``, the value that user code has set as ``trainer.ckpt_path``."""
         if ckpt_path is not None and self._set_ckpt_path is not None:
             rank_zero_warn(
                 f"trainer.{fn.value} was passed ckpt_path={str(ckpt_path)!r}, and trainer.ckpt_path was set to "
@@ -399,7 +397,7 @@ class Trainer(TrainerView):
         attach.check_hooks([model, datamodule, *self.callbacks], self.strategy.facts.earlier.hooks)
         if fn is TrainerFn.FITTING:
             overlooked.warn_of_the_overlooked(model, self.settings)
-            if ckpt_path is None:  # otherwise the states of the evaluation loaders come from the checkpoint
+            if ckpt_path is None:  # a checkpoint would replace the states that the warnings are about
                 overlooked.warn_of_used_callbacks(self, model, Callback)
                 overlooked.tell_of_used_trainer(self, model)
         if not is_own_class(type(precision := self.strategy.precision_plugin)):
@@ -413,7 +411,7 @@ class Trainer(TrainerView):
         return jobs.Job(fn, model, passed, datamodule, checkpoint_path, weights_only, compiled_by)
 
     def run_job(self, job: jobs.Job) -> list[Any]:
-        """Run ``job``, here or in processes started for it; clean up and re-raise on any exception."""
+        """Run ``job`` here, or in processes started for it; clean up after an exception, and raise it again."""
         if self.progress.status is TrainerStatus.RUNNING and self.progress.fn and self._run_parts is not None:
             raise ConfigurationError(
                 f"trainer.{job.fn.value} was called while trainer.{self.progress.fn.value} runs, and would overwrite "
@@ -422,7 +420,7 @@ class Trainer(TrainerView):
 
         results: list[Any] = []
         again: jobs.Job | None = None
-        with stop.sigterm_raises(self.engine.launcher.is_external):  # SIGTERM raises also while an exception is handled
+        with stop.sigterm_raises(self.engine.launcher.is_external):  # also while an exception is handled
             try:
                 if not self.engine.launcher.is_external:
                     results = jobs.run_elsewhere(self, job, functools.partial(life.connect, self))
@@ -481,5 +479,5 @@ class Trainer(TrainerView):
         return notebook.table([(repr(self),)]) + self.plan._repr_html_()
 
     def __getstate__(self) -> dict[str, Any]:
-        # a pickled Trainer begins a run of its own in the other process
+        # a Trainer that is unpickled in another process has not begun a run
         return {**self.__dict__, "_run_parts": None, "_hooks": None}

@@ -1,4 +1,4 @@
-"""The ranks vote after each phase of a run's set-up, so that none waits for a rank that has failed in it."""
+"""Let the ranks report after each phase of a run's set-up, so that no rank waits for one that has failed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREPARE_DATA = "prepare_data"
 
 # seconds between two checks of the store; the pause grows from the first to the last
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.25
-_PATIENCE_S = 5.0  # a rank waits so many seconds at the store, then in a collective, which ends if a rank dies
+_PATIENCE_S = 5.0  # a rank polls the store this long, then waits in a collective, which ends if a rank dies
 _ALL = "all ranks have come through"
 
 Vote = Callable[[str], AbstractContextManager[None]]
@@ -27,11 +27,11 @@ Vote = Callable[[str], AbstractContextManager[None]]
 def votes_of(trainer: Any) -> Vote:
     """Return a function that creates the context of one phase of the set-up; at its end, the ranks wait for each other.
 
-    They wait at the job's store, so that the process group can still be used after one of them has failed. There is no
-    time limit for ``PREPARE_DATA``, in which one rank may download data for the others. With one process, or without a
-    store, the context does nothing.
+    The ranks poll the job's store, so that the process group can still be used after one of them has failed.
+    ``PREPARE_DATA``, in which one rank may download data for the others, has no time limit. With one process, or
+    without a store, the context does nothing.
 
-    The context raises: PeerError: another rank has failed in the phase; the message names the rank, the line and the
+    The context raises a PeerError if another rank has failed in the phase. The message names the rank, the line and the
     exception.
     """
     world = trainer.strategy.world
@@ -50,7 +50,7 @@ def _voting(store: Any, world: Group, key: str, phase: str, progress: Progress) 
         # A rank that was asked to end has not failed: the launching process also asks the other ranks to end.
         if not isinstance(error, (PeerError, SIGTERMException, KeyboardInterrupt)):
             text = summary(error, progress, phase)
-            # the store ignores it if another rank has already ended the vote
+            # the store ignores this text if another rank has already reported a result
             failing.use_store(lambda: store.compare_set(result, "", text))
         raise
     if store.add(count, 1) == world.size:

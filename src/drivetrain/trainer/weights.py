@@ -1,4 +1,4 @@
-"""The weights and the callbacks' states in a checkpoint."""
+"""Save and restore the weights in a checkpoint, and restore the callbacks' states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AVERAGED = "averaged_state_dict"
 
 
 def of(trainer: Any) -> dict[str, Any]:
-    """Return the weights of the Trainer's run for a checkpoint; every rank must call it."""
+    """Return the weights of the Trainer's run for a checkpoint; every rank must call this."""
     checkpoint: dict[str, Any] = {"state_dict": trainer.strategy.lightning_module_state_dict()}
     if trainer.settings.save_trainable_only:
         state, optimizers = checkpoint["state_dict"], trainer.strategy.optimizers
@@ -85,8 +85,8 @@ def restore_callbacks(trainer: Any, states: dict[str, Any]) -> None:
 def restore_outside_of_fit(trainer: Any, checkpoint: dict[str, Any]) -> None:
     """Call ``on_load_checkpoint`` and ``load_state_dict`` of the user's callbacks in a run that is not a fit.
 
-    For example, a callback that keeps averaged weights needs them for a test. Drivetrain's own callbacks are skipped,
-    because their states describe a fit: its counters, and the files that it has written.
+    For example, a user's callback with averaged weights needs its state for a test. Drivetrain's own callbacks are
+    skipped, because their states describe a fit: its counters, and the files that it has written.
     """
     for callback in trainer.callbacks:
         if _is_of_program(callback, "on_load_checkpoint"):
