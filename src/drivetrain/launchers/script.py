@@ -166,10 +166,10 @@ def _first_failure(
         running = [rank for rank, code in enumerate(codes) if code is None]
         if not first and any(codes):
             first = next(code for code in codes if code)
-            if was_asked_to_end(first):
-                _send(processes, signal.SIGTERM)  # the signal has no effect on a rank that is already ending
-            else:
+            if not was_asked_to_end(first):
                 stacks.note_collectives(board, running)
+            elif sent.number is None:  # ranks that got a signal from here may be saving, which another could interrupt
+                _send(processes, signal.SIGTERM)
         if first:
             ending.look(running, asked=was_asked_to_end(first), failed=False)
         if not running or time.monotonic() >= min(ending.deadline, sent.deadline):
