@@ -42,14 +42,8 @@ class XLAEnvironment(ClusterEnvironment):
     def world_size(self) -> int:
         return int(xla_runtime.world_size())
 
-    def set_world_size(self, size: int) -> None:
-        """Do nothing: the runtime defines the world size."""
-
     def global_rank(self) -> int:
         return int(xla_runtime.global_ordinal())
-
-    def set_global_rank(self, rank: int) -> None:
-        """Do nothing: the runtime defines the rank."""
 
     def local_rank(self) -> int:
         return int(xla_runtime.local_ordinal())
