@@ -10,7 +10,6 @@ import re
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -32,7 +31,7 @@ from drivetrain.launchers.board import BOARD, Board
 from drivetrain.launchers.failure import Failure
 from drivetrain.launchers.folder import job_folder
 from drivetrain.launchers.launcher import Launcher, threads_each
-from drivetrain.launchers.signals import exception_of, forwarding
+from drivetrain.launchers.signals import exception_of, forwarding, handled
 
 with on_first_use:
     from drivetrain.launchers import _ray_actor
@@ -384,12 +383,7 @@ def _handler_kept(number: signal.Signals, without_rays: bool = False) -> Iterato
         without_rays: inside, disable Ray's handler, which would end the program at once.
     """
     before = signal.getsignal(number)
-    may_set = before is not None and threading.current_thread() is threading.main_thread()
     is_rays = str(getattr(before, "__module__", "")).partition(".")[0] == "ray"
-    if without_rays and is_rays and may_set:
-        signal.signal(number, signal.SIG_DFL)
-    try:
+    inside = signal.SIG_DFL if without_rays and is_rays else before
+    with handled({} if before is None else {number: inside}):  # None: a handler that Python cannot restore
         yield
-    finally:
-        if may_set:
-            signal.signal(number, before)
