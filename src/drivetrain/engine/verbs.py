@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -213,12 +213,8 @@ class Verbs:
     @contextmanager
     def module_context(self, empty_init: bool | None) -> Iterator[None]:
         """Context in which new layers are created on the device and in the precision; ``empty_init``: uninitialized."""
-        with ExitStack() as stack:
-            stack.enter_context(self.tensor_context())
-            if (context := self.strategy.precision_plugin.module_init_context()) is not None:
-                stack.enter_context(context)
-            if empty_init:
-                stack.enter_context(NoInit())
+        precision, drawn = self.strategy.precision_plugin, NoInit() if empty_init else nullcontext()
+        with self.tensor_context(), precision.module_init_context() or nullcontext(), drawn:
             yield
 
     @contextmanager
