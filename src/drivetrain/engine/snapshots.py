@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from drivetrain import parity
 from drivetrain.base.compiled import own_names
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.restoring import check_optimizer_state, check_scheduler_state, entry, naming, restoring
+from drivetrain.base.restoring import check_optimizer_state, check_scheduler_state, naming, restoring
 from drivetrain.base.torch_private import hooks_before_loading, own_modules
 from drivetrain.checkpoints.plain import decode, encode
 from drivetrain.data.stateful import is_stateful
@@ -136,7 +136,6 @@ def _into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) 
                 held[name] = own_names(original(state[name]), held[name])
             _check_fits(state[name], held[name], strict, where)
         if isinstance(state[name], Optimizer) and not states.loads_optimizers:
-            _check_groups(state[name], held[name], where)
             with restoring(f"{name} ({type(state[name]).__name__})"):
                 check_optimizer_state(held[name], state[name])
         if isinstance(state[name], LRScheduler):
@@ -190,17 +189,6 @@ def _restore(
                     "Build everything as it was when it was saved."
                 ) from error
         undo.pop_all()
-
-
-def _check_groups(optimizer: Optimizer, state: Any, where: str) -> None:
-    own = [len(group["params"]) for group in optimizer.param_groups]
-    with restoring(where):
-        saved = [len(group["params"]) for group in entry(state, "param_groups", (list, [{"params": list}]))]
-    if own != saved:
-        raise CheckpointError(
-            f"{where} is of an optimizer whose groups hold {saved} parameters, and those of this one hold {own}. "
-            "Build it as it was when it was saved."
-        )
 
 
 def parts(state: Mapping[str, Any]) -> tuple[nn.Module | None, list[Optimizer]]:
