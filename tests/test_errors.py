@@ -171,8 +171,8 @@ def test_an_argument_that_does_not_exist_gets_a_did_you_mean() -> None:
     assert list(inspect.signature(Thing).parameters) == ["size", "colour"]
     with pytest.raises(UnknownArgumentError, match=r"Thing has no argument color=.*Did you mean 'colour'\?"):
         Thing(1, color="blue")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'size'"):
-        Thing()  # type: ignore[call-arg]
+    with pytest.raises(WrongTypeError, match=r"Thing needs size=\. Write .*Thing\(size=\.\.\.\)"):
+        Thing(colour="blue")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -353,8 +353,12 @@ def arguments_checked(fn: Callable[P, R]) -> Callable[P, R]:
 
     Raises:
         UnknownArgumentError: there is no such argument.
+        WrongTypeError: an argument without a default is missing.
     """
-    parameters = list(inspect.signature(fn).parameters)[1:]
+    signature = inspect.signature(fn)
+    parameters = list(signature.parameters)[1:]
+    positional = [each for each in signature.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
+    required = [each.name for each in positional if each.default is each.empty]
     name = fn.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(fn)
@@ -362,6 +366,8 @@ def arguments_checked(fn: Callable[P, R]) -> Callable[P, R]:
         for key, value in kwargs.items():
             if key not in parameters:
                 raise unknown_argument(name, {key: value}, parameters)
+        if missing := [each for each in required[len(args) - 1 :] if each not in kwargs]:
+            raise WrongTypeError(f"{name} needs {missing[0]}=. Write {name}({missing[0]}=...).")
         return fn(*args, **kwargs)
 
     return checked

@@ -22,8 +22,8 @@ from drivetrain.clusters import TorchElasticEnvironment
 
 
 class Right(TorchElasticEnvironment):
-    def __init__(self, first=0):
-        super().__init__()
+    def __init__(self, first=0, environ=None):
+        super().__init__(environ)
         self.first = first
         print("a part prints")
         os.system("echo and so does a program that it starts")

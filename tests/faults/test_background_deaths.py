@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ def test_a_run_whose_rank_died_in_a_save_resumes_and_ends_as_an_undisturbed_one(
     assert died.returncode != 0
     resumed = run("died", -1)
     assert "Resuming from" in resumed.stderr
-    assert resumed.stdout == undisturbed.stdout != ""
+    # torch 2.9 also prints which ranks are connected
+    printed = [re.findall(r"^weights .*", each.stdout, re.MULTILINE) for each in (resumed, undisturbed)]
+    assert printed[0] == printed[1] != []
     left = sorted(os.listdir(tmp_path / "died" / "saved"))
     assert [name.split(".")[0] for name in left if "step=6" not in name] == ["epoch=0-step=8"] * 2 + ["last"], left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,21 @@ def test_the_last_collective_is_known_also_when_it_has_ended() -> None:
 def test_a_process_without_collectives_has_an_empty_trace() -> None:
     assert not dist.is_initialized()
     assert json.loads(flight.taken())["members"] == {}
+
+
+@pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
+def test_torch_records_as_many_collectives_as_the_user_says(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for each in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, "0")
+    flight.record_collectives()
+    assert {
+        each: value for each, value in os.environ.items() if each.endswith(("_FR_BUFFER_SIZE", "_TRACE_BUFFER_SIZE"))
+    } == {name: "0"}
+
+
+def test_torch_records_collectives_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_FR_BUFFER_SIZE", raising=False)
+    monkeypatch.delenv("TORCH_NCCL_TRACE_BUFFER_SIZE", raising=False)
+    flight.record_collectives()
+    assert int(os.environ.pop("TORCH_FR_BUFFER_SIZE")) > 0

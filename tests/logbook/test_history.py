@@ -193,3 +193,17 @@ def test_without_pandas_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="pip install pandas"):
         History().to_pandas()
+
+
+@pytest.mark.parametrize("attribute", ["callback_metrics", "logged_metrics"])
+def test_a_metric_that_was_not_logged_is_refused_with_the_names_that_were(
+    make_trainer: Any, logging: Any, loader: Any, attribute: str
+) -> None:
+    trainer: Trainer = make_trainer(log_every_n_steps=1)
+    trainer.fit(logging(), loader, loader)
+    metrics = getattr(trainer, attribute)
+    with pytest.raises(UnknownNameError, match=rf"trainer\.{attribute}\['val_numbr'\]: .* Did you mean 'val_number'"):
+        metrics["val_numbr"]
+    assert metrics.get("val_numbr") is None
+    assert "val_numbr" not in metrics
+    assert type(pickle.loads(pickle.dumps(metrics))["val_number"]) is torch.Tensor

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from drivetrain import LightningModule
 from drivetrain.errors import ConfigurationError
+from drivetrain.precision import Precision
 
 
 class Net(LightningModule):
@@ -159,6 +160,30 @@ def test_an_error_in_validation_never_shrinks_the_training_batch(loader: DataLoa
         make_trainer(limit_val_batches=1.0, num_sanity_val_steps=0, split_on_oom=True).fit(uncaught, loader, loader)
     assert set(uncaught.sizes) == {8}
     assert uncaught.validated == [8]  # and it is not run again
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_a_precision_of_ones_own_makes_the_steps(scales: bool, loader: DataLoader[Any], make_trainer: Any) -> None:
+    class Own(Precision):
+        scales_loss = scales
+        steps = 0
+
+        def scale(self, loss: Any) -> Any:
+            return loss * 2 if scales else loss
+
+        def unscale_gradients(self, optimizer: Any) -> None:
+            for parameter in self.main_params(optimizer):
+                parameter.grad /= 2
+
+        def optimizer_step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            self.steps += 1
+            return super().optimizer_step(optimizer, *args, **kwargs)
+
+    plain, module, own = Net(), Net(fits=4), Own()
+    make_trainer(limit_val_batches=0).fit(plain, loader)
+    make_trainer(limit_val_batches=0, split_on_oom=True, plugins=[own]).fit(module, loader)
+    assert own.steps == len(loader)
+    torch.testing.assert_close(weights(module), weights(plain), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("changes", [False, True])

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
 from drivetrain import LightningDataModule, LightningModule
-from drivetrain.errors import CheckpointMismatchError, ConfigurationError
+from drivetrain.errors import CheckpointMismatchError, ConfigurationError, UnknownArgumentError, WrongTypeError
 
 
 def test_freezing_turns_off_gradients_and_goes_into_evaluation_mode_and_back(regression: Any) -> None:
@@ -263,3 +263,24 @@ def test_a_module_that_asks_for_its_trainer_too_early_is_told_where_it_has_one()
 
     with pytest.raises(RuntimeError, match="In __init__ there is no Trainer yet: use self.trainer in setup"):
         Early()
+
+
+def test_train_with_a_loader_names_the_trainer() -> None:
+    module = LightningModule()
+    with pytest.raises(WrongTypeError, match=r"^model\.train\(\[1\]\).*Trainer\(max_epochs=3\)\.fit\(model, loader\)"):
+        module.train([1])  # type: ignore[arg-type]
+    assert not module.train(False).training
+    assert module.train().training
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [(("adam", "mse"), {}), ((), {"optimizer": "adam", "loss": "mse"})])
+def test_compile_with_arguments_of_keras_names_the_methods_for_them(args: Any, kwargs: Any) -> None:
+    with pytest.raises(UnknownArgumentError, match="configure_optimizers, and compute the loss in training_step"):
+        LightningModule().compile(*args, **kwargs)
+
+
+def test_compile_passes_its_arguments_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(torch, "compile", lambda call, **options: seen.update(options) or call)
+    LightningModule().compile(dynamic=True)
+    assert seen == {"dynamic": True}

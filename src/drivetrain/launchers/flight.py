@@ -1,12 +1,13 @@
 """Read traces of torch's Flight Recorder, its record of collectives: which ranks wait in one, and which are missing.
 
-torch records collectives by default, also for Gloo. A trace is torch's JSON; the members of each group are added,
-because torch sometimes leaves them out. This file reads traces without torch.
+torch records collectives, also for Gloo: by default, but torch 2.9 only if a variable is set. A trace is torch's JSON;
+the members of each group are added, because torch sometimes leaves them out. This file reads traces without torch.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ with on_first_use:
 
 
 Trace = Mapping[str, Any]
+
+# The variables with the number of collectives that torch records: today's name, and an earlier one.
+_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 # Collectives that need a tensor of the same shape from each rank.
 _SAME_SHAPES = ("all_reduce", "allreduce", "broadcast", "reduce_scatter")
@@ -55,6 +59,15 @@ class Collective:
     def _group(self) -> str:
         known = self.description not in ("", "undefined")
         return f"the group {self.description if known else self.group!r}"
+
+
+def record_collectives() -> None:
+    """Let torch 2.9 record collectives as later versions do, unless the user has set how many.
+
+    Call it before the first process group is created, because torch then reads the variable.
+    """
+    if not any(name in os.environ for name in _SIZES):
+        os.environ[_SIZES[0]] = "2000"
 
 
 def taken() -> bytes:

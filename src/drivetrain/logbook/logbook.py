@@ -34,7 +34,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import batch_sizes
 from drivetrain.errors import LoggingError, LogNameError
 from drivetrain.logbook.entry import Entry, Logged, LogRule, Options, Value, check_arguments, check_same
-from drivetrain.logbook.history import History
+from drivetrain.logbook.history import History, Latest
 from drivetrain.logbook.reading import as_tensor, read_together
 
 
@@ -62,12 +62,10 @@ class Logbook:
 
     Attributes:
         scope: the running hook; the loops and the hook table set it.
-        batch: the current batch.
-        size: the batch's size; ``None`` until an epoch mean needs it. The loops set both for every batch.
+        batch, size: the current batch and its size, which the loops set; the size is ``None`` until a mean needs it.
         muted: logged values are discarded, because a rank repeats this batch.
         copies: the values of this step will be read after it, so they are copied.
-        group: the running group: "train", "validate", "test". ``epoch_done``: whether the reductions of the group's
-            epoch are final.
+        group: "train", "validate" or "test". ``epoch_done``: whether the reductions of its running epoch are final.
         callback_metrics: the latest value of every name, as tensors on their own device.
         bar_metrics: floats of the last flush, in a dictionary that is never modified, so a thread may read it.
         agreed_steps: by name, the last value that the ranks agreed on, which callbacks see in place of a step's own.
@@ -115,9 +113,9 @@ class Logbook:
         self.scope: Scope | None = None
         self.batch: Any = None
         self.size: int | None = 1
-        self.callback_metrics: dict[str, Any] = {}
+        self.callback_metrics: dict[str, Any] = Latest("trainer.callback_metrics")
         self.bar_metrics: dict[str, float] = {}
-        self.logged_metrics: dict[str, Any] = {}
+        self.logged_metrics: dict[str, Any] = Latest("trainer.logged_metrics")
         self._compared_sizes = False
         self._logged_before: dict[str, list[Logged]] = {}  # by group
         self._held: dict[Entry, Value | None] = {}  # training's step values when the last evaluation began
@@ -214,7 +212,9 @@ class Logbook:
 
     def restore_results(self, callback: Any, bar: dict[str, float], logged: Any, history: History) -> None:
         """Copy the results of a run in another process: the three kinds of metrics, and the history."""
-        self.callback_metrics, self.bar_metrics, self.logged_metrics, self.history = callback, bar, logged, history
+        self.callback_metrics.update(callback)
+        self.logged_metrics.update(logged)
+        self.bar_metrics, self.history = bar, history
 
     def leave_batch(self) -> None:
         """Called outside steps: the logbook drops its batch, and a value that an epoch hook logs has weight 1."""

@@ -16,7 +16,16 @@ from drivetrain.base.supplied import instead_of
 from drivetrain.base.torch_private import BUFFERS, COMPILED_CALL, MODULES, PARAMETERS, STORES
 from drivetrain.engine.ranks import gathered
 from drivetrain.engine.wrappers import unwrapped
-from drivetrain.errors import CheckpointMismatchError, ConfigurationError, LoggingError, UnloggableError, described
+from drivetrain.errors import (
+    CheckpointMismatchError,
+    ConfigurationError,
+    LoggingError,
+    UnknownArgumentError,
+    UnloggableError,
+    WrongTypeError,
+    described,
+    shown,
+)
 from drivetrain.logbook.entry import Options
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.module.export import ExportMixin
@@ -98,6 +107,24 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             if cure is None:
                 return super().__getattr__(name)  # raises
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}. {cure}")
+
+    def train(self, mode: bool = True) -> Any:
+        """Switch to training mode, or with ``mode=False`` to evaluation mode, as every module of torch does."""
+        if not isinstance(mode, bool):
+            raise WrongTypeError(
+                f"model.train({shown(mode)}): this method only switches to training mode, with True or False. To "
+                "train, write Trainer(max_epochs=3).fit(model, loader)."
+            )
+        return super().train(mode)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile ``forward`` in place with ``torch.compile``, as every module of torch does."""
+        if args or (kwargs.keys() & {"optimizer", "loss", "metrics"}):
+            raise UnknownArgumentError(
+                "model.compile() compiles forward with torch.compile, and takes its arguments, such as dynamic=True. "
+                "Make the optimizer in configure_optimizers, and compute the loss in training_step."
+            )
+        super().compile(**kwargs)
 
     _trainer: Any
     _book: Logbook | None

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, DrivetrainError
+from drivetrain.launchers import flight
 from drivetrain.launchers.script import started_by_rank
 from drivetrain.strategies.peers import some
 
@@ -69,6 +70,7 @@ def meet(
             "env={name: value for name, value in os.environ.items() if name not in ("
             '"RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}.'
         )
+    flight.record_collectives()
     options: dict[str, Any] = {"rank": rank, "world_size": world_size, "timeout": timeout}
     if backend in _WITHOUT_STORE:
         address = f"tcp://{environment.main_address}:{environment.main_port}"
