@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 from drivetrain.base.packages import xla_runtime
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
+from drivetrain.errors import ConfigurationError
 
 _NO_PORT = -1
 
@@ -53,3 +54,16 @@ class XLAEnvironment(ClusterEnvironment):
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Accept any number: no replica is started yet, and torch_xla's runtime counts them."""
+
+
+def check_no_launcher() -> None:
+    """Check that no launcher has started several processes, because torch_xla starts the replicas itself.
+
+    Raises:
+        ConfigurationError: one has.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigurationError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that a launcher has started several processes, but torch_xla "
+            "starts the replicas itself. Start the program once on each machine, without a launcher."
+        )

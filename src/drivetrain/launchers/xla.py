@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from drivetrain.base import files
 from drivetrain.base.packages import torch_xla, xla_multiprocessing, xla_runtime
+from drivetrain.clusters.xla import check_no_launcher
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import child
 from drivetrain.launchers._ending import Ended
@@ -67,11 +68,7 @@ class XLALauncher(Launcher):
                 del _calls[str(folder)]
 
     def _check(self, threads: int | None) -> None:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ConfigurationError(
-                f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that a launcher has started several processes, but "
-                "torch_xla starts the replicas itself. Start the program once on each machine, without a launcher."
-            )
+        check_no_launcher()
         if torch_xla._XLAC._xla_runtime_is_initialized():
             raise ConfigurationError(
                 "torch_xla's runtime has started in this process, and the replicas, which are copies of it, cannot use "
