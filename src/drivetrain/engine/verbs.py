@@ -27,7 +27,7 @@ from drivetrain.checkpoints.io import background_of, reading
 from drivetrain.checkpoints.plain import decode, encode
 from drivetrain.engine import snapshots
 from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
-from drivetrain.errors import CheckpointError, ConfigurationError, described
+from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import familiar, rank_files
 from drivetrain.strategies.strategy import Strategy
 
@@ -253,10 +253,7 @@ class Verbs:
     def load(self, path: str | Path, state: Any, strict: bool, weights_only: bool | None) -> dict[str, Any]:
         """Read ``path`` into the objects of ``state``; return the file's remaining entries."""
         if not isinstance(path, (str, PathLike)):
-            raise ConfigurationError(
-                f"Engine.load got {described(path)} as the path. Pass the path first, and then a dictionary with a "
-                'name for each object: engine.load("state.ckpt", {"model": model}).'
-            )
+            raise snapshots.wrong_argument("load", path, "path")
         held = self.strategy.load_checkpoint(path, **reading(weights_only))
         own: Mapping[str, Any] = {}
         if isinstance(held, Mapping) and (_RANK_STATE in held or _RANK_FILES in held):
