@@ -129,7 +129,7 @@ def test_the_environment_is_as_before_when_it_is_taken_back(monkeypatch: pytest.
     monkeypatch.delenv(children.VARIABLE, raising=False)
     children.inherit([])
     children.inherit(["undersized_windows", "padded_evaluation"])
-    assert children.inherited() == ["undersized_windows", "padded_evaluation"]
+    assert children.inherited() == (["undersized_windows", "padded_evaluation"], "")
     assert os.environ["PYTHONPATH"].split(os.pathsep)[1:] == ["first", "second"]
     children.forget()
     assert os.environ["PYTHONPATH"] == "first" + os.pathsep + "second"
@@ -139,6 +139,6 @@ def test_the_environment_is_as_before_when_it_is_taken_back(monkeypatch: pytest.
 def test_no_pythonpath_is_left_where_there_was_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     children.inherit([])
-    assert children.inherited() == []
+    assert children.inherited() == ([], "")
     children.forget()
     assert "PYTHONPATH" not in os.environ

@@ -433,6 +433,18 @@ def test_constructor_arguments() -> None:
     assert strategy.ddp_arguments == {"find_unused_parameters": True}
 
 
+def test_a_constructor_takes_what_fabrics_takes_and_nothing_else() -> None:
+    base = fabric_base("ParallelStrategy")
+    names = ["accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision"]
+    assert list(inspect.signature(base).parameters) == names
+    for arguments in ({"timeout": None}, {"precision_plugin": None}):  # drivetrain's class takes both
+        with pytest.raises(TypeError, match=r"ParallelStrategy: got an unexpected keyword argument"):
+            base(**arguments)
+        plain.ParallelStrategy(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="ParallelStrategy: too many positional arguments"):
+        base(*[None] * 6)
+
+
 def test_a_strategy_that_is_registered_is_built_as_fabric_builds_it() -> None:
     from lightning.fabric.strategies import STRATEGY_REGISTRY, SingleDeviceStrategy
 

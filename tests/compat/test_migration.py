@@ -61,6 +61,7 @@ def test_a_layout_that_has_not_changed_stays() -> None:
     versions = {"pytorch-lightning_version": LATEST.version, "legacy_pytorch-lightning_version": "2.1.3"}
     assert checkpoint == {**given, **versions}
     assert migrate_checkpoint(old("1.9.5"), target_version="1.9.0")[1] == {}
+    migrate_checkpoint(old(f"{LATEST.version}rc1"))  # a candidate is not newer: no warning
     with pytest.warns(PossibleUserWarning, match="newer than"):
         assert migrate_checkpoint(old("99.0.0"))[0]["pytorch-lightning_version"] == "99.0.0"
 

@@ -11,8 +11,11 @@ from drivetrain.compat import versions
 
 @pytest.mark.parametrize(
     ("text", "numbers"),
-    [("2.13.0+cpu", (2, 13, 0)), ("2.9.1.dev3", (2, 9, 1)), ("2.10.0a0", (2, 10, 0)), ("3", (3,))],
-)
+    [
+        ("2.13.0+cpu", (2, 13, 0)), ("2.9.1.dev3", (2, 9, 1)), ("2.10.0a0", (2, 10, 0)), ("2.6.6rc1", (2, 6, 6)),
+        ("3", (3,)),
+    ],
+)  # fmt: skip
 def test_a_version_is_read_as_numbers(text: str, numbers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: text)
     assert versions._version("anything") == numbers

@@ -97,12 +97,29 @@ class LossWatch:
             write(path, json.dumps(self.bad_batches, indent=4).encode())
         return path
 
-    def what_happened(self, batch_idx: int | str, value: float, rank: int, path: str) -> str:
-        """Return the message of the exception."""
-        return (
-            f"Training spike: the loss of batch {batch_idx} jumped on at least one rank. On rank {rank} it is "
-            f"{value:.6g}, after a mean of {self._mean():.6g}. The batches to leave out are in {path}. Resume from an "
-            "earlier checkpoint with a sampler that leaves them out."
+    def check(self, run: Any, is_spike: bool, value: float, batch_idx: int, place: str | Path, epoch: str = "") -> None:
+        """Add a loss, unless one of the ranks has a spike.
+
+        Args:
+            run: the Trainer or the Engine.
+            is_spike: whether this rank's loss is a spike.
+            value: the loss.
+            batch_idx: the batch.
+            place: the file or folder for the batches to leave out, without ``exclude_batches_path``.
+            epoch: the epoch, in the message.
+
+        Raises:
+            TrainingSpikeException: the loss is a spike on at least one rank.
+        """
+        if not run.strategy.reduce_boolean_decision(is_spike, all=False):
+            self.add(value)
+            return
+        path = self.exclude(batch_idx, self.exclude_batches_path or place, run.is_global_zero)
+        raise TrainingSpikeException(
+            batch_idx,
+            f"Training spike: the loss of batch {batch_idx}{epoch} jumped on at least one rank. On rank "
+            f"{run.global_rank} it is {value:.6g}, after a mean of {self._mean():.6g}. The batches to leave out are in "
+            f"{path}. Resume from an earlier checkpoint with a sampler that leaves them out.",
         )
 
     def _mean(self) -> float:
@@ -155,14 +172,9 @@ class SpikeDetection(LossWatch, Callback):
             )
         value = math.nan if loss is None else float(loss)
         is_spike = loss is not None and self._batches >= self.warmup and self.is_spike(value)
-        if trainer.strategy.reduce_boolean_decision(is_spike, all=False):
-            path = self.exclude(
-                batch_idx, self.exclude_batches_path or trainer.default_root_dir, trainer.is_global_zero
-            )
-            where = f"{batch_idx} in epoch {trainer.current_epoch}"
-            raise TrainingSpikeException(batch_idx, self.what_happened(where, value, trainer.global_rank, path))
+        folder = trainer.default_root_dir
+        self.check(trainer, is_spike, value, batch_idx, folder, f" in epoch {trainer.current_epoch}")
         self._batches += 1
-        self.add(value)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "batches": self._batches}

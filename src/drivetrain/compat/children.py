@@ -38,14 +38,10 @@ def forget() -> None:
         os.environ.pop("PYTHONPATH", None)
 
 
-def inherited() -> list[str]:
-    """Return the switches in :data:`VARIABLE`."""
-    return [name for name in os.environ.get(VARIABLE, "").split(",") if name and name != "none"]
-
-
-def inherited_generation() -> str:
-    """Return the generation in :data:`GENERATION`."""
-    return os.environ.get(GENERATION, "")
+def inherited() -> tuple[list[str], str]:
+    """Return the switches in :data:`VARIABLE` and the generation in :data:`GENERATION`."""
+    switches = [name for name in os.environ.get(VARIABLE, "").split(",") if name and name != "none"]
+    return switches, os.environ.get(GENERATION, "")
 
 
 def _others() -> list[str]:

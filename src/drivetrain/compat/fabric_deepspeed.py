@@ -25,6 +25,7 @@ from drivetrain.engine.wrappers import requires_closure
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_state
+from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
 
 _TAG = "checkpoint"  # the subfolder in a checkpoint's folder
@@ -225,15 +226,9 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         with self._for(module) if one is None else self._for(one.module, one.engine):
             yield one
 
-    @contextmanager
-    def _for(self, module: nn.Module, engine: Any = None) -> Iterator[None]:
+    def _for(self, module: nn.Module, engine: Any = None) -> AbstractContextManager[None]:
         """Context in which ``module`` and ``engine`` take the place of the base class's single module and engine."""
-        before = self.lightning_module, self._engine
-        self.lightning_module, self._engine = module, engine
-        try:
-            yield
-        finally:
-            self.lightning_module, self._engine = before
+        return standing_for(self, lightning_module=module, _engine=engine)
 
     def _of(self, what: Any) -> _Trained | None:
         """Return the record of a module, an engine or an optimizer."""

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from drivetrain import strategies as plain
-from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.tree import map_leaves
-from drivetrain.checkpoints.io import CheckpointIO
-from drivetrain.compat.fabric_strategies import Strategy
-from drivetrain.precision.precision import Precision
+from drivetrain.compat.fabric_strategies import Strategy, constructor
 from drivetrain.strategies.collectives import operation_of
-from drivetrain.strategies.replicas import Replicas
 
 
 class FabricDataParallelStrategy(Strategy, plain.DataParallelStrategy):  # type: ignore[misc]  # Fabric's signatures
@@ -28,37 +22,15 @@ class FabricDataParallelStrategy(Strategy, plain.DataParallelStrategy):  # type:
 
     _plain: type = plain.DataParallelStrategy
     cluster_environment = None  # there are no other processes
-
-    def __init__(
-        self,
-        accelerator: Accelerator | None = None,
-        parallel_devices: Sequence[torch.device] | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision: Precision | None = None,
-    ) -> None:
-        plain.DataParallelStrategy.__init__(self, accelerator, parallel_devices, checkpoint_io, precision)
+    __init__ = constructor(plain.DataParallelStrategy, "accelerator", "parallel_devices", "checkpoint_io", "precision")
 
     def all_reduce(self, collection: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Return the mean over the elements of each tensor, as for the outputs of several devices; other values
         unchanged.
         """
         operation_of(reduce_op)
-        return map_leaves(_mean if reduce_op in ("mean", "avg", None) else _itself, collection)
-
-    def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        return super().get_module_state_dict(_without_replicas(module))
-
-    def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        super().load_module_state_dict(_without_replicas(module), state_dict, strict)
-
-
-def _without_replicas(module: nn.Module) -> nn.Module:
-    return module.module if isinstance(module, Replicas) else module
+        return map_leaves(_mean, collection) if reduce_op in ("mean", "avg", None) else collection
 
 
 def _mean(leaf: Any) -> Any:
     return leaf.float().mean().to(leaf.dtype) if isinstance(leaf, Tensor) else leaf
-
-
-def _itself(leaf: Any) -> Any:
-    return leaf

@@ -8,15 +8,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from drivetrain.base.introspect import reads
 from drivetrain.loggers import csv, tensorboard
 from drivetrain.loggers._folder import FolderLogger
 
 
 class _RootDir(FolderLogger):
-    @property
-    def root_dir(self) -> str:
-        """The root folder that was passed; runs are in its subfolder ``name``."""
-        return self.save_dir
+    root_dir = reads("save_dir", "The root folder that was passed; runs are in its subfolder ``name``.")
 
     @property
     def _runs_dir(self) -> str:

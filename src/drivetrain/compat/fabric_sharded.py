@@ -5,8 +5,8 @@ Both are FSDP2 here; see docs/fsdp.md and docs/model_parallel.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,7 +28,7 @@ from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States, 
 from drivetrain.errors import CheckpointNameError, described
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
-from drivetrain.strategies import sharded_state as sharded
+from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.model_parallel import Size
 from drivetrain.strategies.optimizer_states import by_number, parameter_names
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
@@ -47,8 +47,7 @@ class _ShardedStates(States):
     _strategy: _Sharded
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        with self._strategy._on_all_ranks():
-            sharded.load_whole_optimizer_states([optimizer], [self._numbered(optimizer, state)])
+        self._strategy.load_optimizer_states([optimizer], [self._numbered(optimizer, state)], {})
 
     def _numbered(self, optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the state with parameter numbers instead of the names in Lightning's files."""
@@ -63,9 +62,7 @@ class _Sharded(Strategy):
     """Base of both strategies: modules are moved only as shards, and checkpoints may contain shards."""
 
     states = _ShardedStates
-    saves_shards: bool
     large: tuple[str, ...]
-    _on_all_ranks: Callable[[], AbstractContextManager[None]]
     loading: Sequence[nn.Module] = ()  # the modules into which a checkpoint is being read
 
     def load_checkpoint(  # type: ignore[override]
@@ -109,12 +106,11 @@ class _Sharded(Strategy):
         """Return the state of ``module`` for a checkpoint: shards, or complete tensors on rank 0; every rank calls
         it.
         """
-        return sharded.sharded_model_state(module) if self.saves_shards else sharded.whole_model_state(module)
+        return self.module_state(module)
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Load complete tensors, or a folder with shards, into the shards of ``module``."""
-        with self._on_all_ranks():
-            sharded.load_whole_model_state(module, state_dict, strict)
+        self.load_module_state(module, state_dict, strict)
 
 
 class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpose
@@ -173,16 +169,9 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
         """Context in which torch's ``wrap(layer)`` selects the layers that are gathered one at a time."""
-        return nullcontext() if self._wraps_layers else self._in_wrapping()
-
-    @contextmanager
-    def _in_wrapping(self) -> Iterator[None]:
-        self._wraps_layers = True  # torch's context is not reentrant
-        try:
-            with fsdp_wrap.enable_wrap(wrapper_cls=self._wrap):
-                yield
-        finally:
-            self._wraps_layers = False
+        if self._wraps_layers:  # torch's context is not reentrant
+            return nullcontext()
+        return entered(standing_for(self, _wraps_layers=True), fsdp_wrap.enable_wrap(wrapper_cls=self._wrap))
 
     def _wrap(self, module: nn.Module, **options: Any) -> nn.Module:
         self._wrapped.add(module)
@@ -199,11 +188,9 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
                 "FSDPStrategy got an auto_wrap_policy, and the program has also wrapped layers itself. Use one "
                 "of the two."
             )
-        self.options = replace(given, auto_wrap_policy=lambda each: any(each is own for own in chosen))
-        try:
+        policy = replace(given, auto_wrap_policy=lambda each: any(each is own for own in chosen))
+        with standing_for(self, options=policy):
             super()._shard(module)
-        finally:
-            self.options = given
 
     @property
     def _fsdp_kwargs(self) -> dict[str, Any]:

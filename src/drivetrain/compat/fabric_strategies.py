@@ -7,10 +7,10 @@ and derives from drivetrain's strategy, which does the work. An Engine uses it t
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 from weakref import ref
@@ -21,11 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from drivetrain import strategies as plain
-from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.base.introspect import overrides, reads
+from drivetrain.base.introspect import calls, overrides, reads
 from drivetrain.base.no_init import NoInit
-from drivetrain.checkpoints.io import CheckpointIO, reading
-from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.checkpoints.io import reading
 from drivetrain.compat.members import TRAINER_ONLY, names, refused
 from drivetrain.compat.overrides import Members, overridden_members
 from drivetrain.engine import snapshots
@@ -34,8 +32,8 @@ from drivetrain.engine.wrappers import EngineModule, OptimizerHandle, TakeStep, 
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.familiar import standing_for
-from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
 from drivetrain.strategies.placement import place
+from drivetrain.strategies.replicas import Replicas
 
 Target: TypeAlias = nn.Module | Optimizer | MutableMapping[str, Any] | None
 """What a checkpoint is read into: one object, or several by name; ``None``: nothing."""
@@ -45,6 +43,29 @@ REFUSED = refused("Fabric's strategies")
 
 MEMBERS = names("may be overridden")["Fabric's strategies"]
 """Members that a strategy for Fabric may override; each override is called, or read."""
+
+_OF_RANKS = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision")
+
+
+def constructor(of: Any, *names: str) -> Any:
+    """Return a constructor with Fabric's arguments in Fabric's order, which calls that of drivetrain's class ``of``.
+
+    An argument has the default that it has there. ``precision`` is called ``precision_plugin`` there.
+    """
+    parameters = dict(inspect.signature(of.__init__).parameters)
+    parameters["precision"] = parameters["precision_plugin"].replace(name="precision")
+    signature = inspect.Signature([parameters[name] for name in ("self", *names)])
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            given = signature.bind(self, *args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{of.__name__}: {error}.") from None
+        others = given.pop("ddp_arguments", {})
+        of.__init__(**{"precision_plugin" if name == "precision" else name: given[name] for name in given}, **others)
+
+    __init__.__signature__ = signature  # type: ignore[attr-defined]
+    return __init__
 
 
 class FabricVerbs(Verbs):
@@ -105,8 +126,7 @@ class FabricVerbs(Verbs):
         self.modules.append((module, ref(prepared)))
         return prepared, made, scheduler
 
-    def set_up_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        return self.strategy.setup_optimizer(optimizer)
+    set_up_optimizer = calls("strategy.setup_optimizer")
 
     def _backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
         self.strategy.backward(tensor, _bare(module), *args, **kwargs)
@@ -175,14 +195,11 @@ class States:
         self._strategy = strategy
         self.loads_modules = overrides(strategy, "load_module_state_dict", Strategy)
 
-    def module_state(self, module: nn.Module) -> dict[str, Any]:
-        return self._strategy.get_module_state_dict(module)
+    module_state = calls("_strategy.get_module_state_dict")
+    optimizer_state = calls("_strategy.get_optimizer_state")
 
     def load_module_state(self, module: nn.Module, state: Mapping[str, Any], strict: bool) -> None:
         self._strategy.load_module_state_dict(module, state, strict=strict)
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return self._strategy.get_optimizer_state(optimizer)
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         raise NotImplementedError  # never called, because optimizers load their states themselves
@@ -243,13 +260,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
     _backward_sync_control: Any = None
     _precision: Precision
 
-    def __init__(
-        self,
-        accelerator: Accelerator | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision: Precision | None = None,
-    ) -> None:
-        super().__init__(accelerator, checkpoint_io, precision)
+    __init__: Any = constructor(plain.Strategy, "accelerator", "checkpoint_io", "precision")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if "_plain" in vars(cls):  # the facts of drivetrain's class, with another object that calls the methods
@@ -361,17 +372,17 @@ class Strategy(plain.Strategy, metaclass=_Served):
 
     def _loaded(self, value: Any) -> Any:
         """Return the object that loads the state of ``value``: an override may load into the wrapped module."""
-        return value if overrides(self, "load_module_state_dict", Strategy) else _without_ddp(value)
+        return value if overrides(self, "load_module_state_dict", Strategy) else _inside(value)
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
         """Return the state of ``module`` for a checkpoint, under the module's own names."""
-        state: dict[str, Any] = _without_ddp(module).state_dict()
+        state: dict[str, Any] = _inside(module).state_dict()
         self._refuse_dtensors(state, "get_module_state_dict", module)
         return state
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Load a result of :meth:`get_module_state_dict`."""
-        _without_ddp(module).load_state_dict(state_dict, strict=strict)
+        _inside(module).load_state_dict(state_dict, strict=strict)
 
     def get_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the state of ``optimizer`` for a checkpoint; every rank calls it."""
@@ -387,15 +398,7 @@ class FabricSingleDeviceStrategy(Strategy, plain.SingleDeviceStrategy):
     """
 
     _plain: type = plain.SingleDeviceStrategy
-
-    def __init__(
-        self,
-        device: torch.device | str | int | None = None,
-        accelerator: Accelerator | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision: Precision | None = None,
-    ) -> None:
-        self._plain.__init__(self, device, accelerator, checkpoint_io, precision)  # type: ignore[misc]  # the class that a subclass names
+    __init__ = constructor(plain.SingleDeviceStrategy, "device", "accelerator", "checkpoint_io", "precision")
 
 
 class FabricParallelStrategy(Strategy, plain.ParallelStrategy):
@@ -408,18 +411,7 @@ class FabricParallelStrategy(Strategy, plain.ParallelStrategy):
     """
 
     _plain: type = plain.ParallelStrategy
-
-    def __init__(
-        self,
-        accelerator: Accelerator | None = None,
-        parallel_devices: Sequence[torch.device] | None = None,
-        cluster_environment: ClusterEnvironment | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision: Precision | None = None,
-    ) -> None:
-        plain.ParallelStrategy.__init__(
-            self, accelerator, parallel_devices, cluster_environment, checkpoint_io, precision
-        )
+    __init__ = constructor(plain.ParallelStrategy, *_OF_RANKS)
 
 
 class FabricDDPStrategy(FabricParallelStrategy, plain.DDPStrategy):  # type: ignore[misc]  # the signatures, on purpose
@@ -433,23 +425,9 @@ class FabricDDPStrategy(FabricParallelStrategy, plain.DDPStrategy):  # type: ign
 
     _plain: type = plain.DDPStrategy
     _backward_sync_control = _HeldBackByDDP()
-
-    def __init__(
-        self,
-        accelerator: Accelerator | None = None,
-        parallel_devices: Sequence[torch.device] | None = None,
-        cluster_environment: ClusterEnvironment | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision: Precision | None = None,
-        process_group_backend: str | None = None,
-        timeout: timedelta | None = DEFAULT_TIMEOUT,
-        start_method: str = "popen",
-        **ddp_arguments: Any,
-    ) -> None:
-        plain.DDPStrategy.__init__(
-            self, accelerator, parallel_devices, cluster_environment, checkpoint_io, precision,
-            process_group_backend=process_group_backend, timeout=timeout, start_method=start_method, **ddp_arguments,
-        )  # fmt: skip
+    __init__ = constructor(
+        plain.DDPStrategy, *_OF_RANKS, "process_group_backend", "timeout", "start_method", "ddp_arguments"
+    )
 
 
 def _is_ours(owner: type) -> bool:
@@ -463,5 +441,6 @@ def _bare(value: Any) -> Any:
     return unwrapped(value) if issubclass(type(value), OptimizerHandle) else value
 
 
-def _without_ddp(value: Any) -> Any:
-    return value.module if isinstance(value, DistributedDataParallel) else value
+def _inside(value: Any) -> Any:
+    """Return the module inside a wrapper for several processes or devices."""
+    return value.module if isinstance(value, (DistributedDataParallel, Replicas)) else value

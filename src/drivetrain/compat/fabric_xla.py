@@ -36,6 +36,7 @@ class FabricSingleDeviceXLAStrategy(fabric.FabricSingleDeviceStrategy, plain.Sin
     """
 
     _plain: type = plain.SingleDeviceXLAStrategy
+    __init__ = fabric.constructor(plain.SingleDeviceXLAStrategy, "device", "accelerator", "checkpoint_io", "precision")
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
         """Step ``optimizer``, and let the device execute the recorded operations."""
@@ -69,18 +70,9 @@ class FabricXLAStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpos
     """
 
     _plain: type = plain.XLAStrategy
-
-    def __init__(
-        self,
-        accelerator: Accelerator | None = None,
-        parallel_devices: Sequence[torch.device] | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision: Precision | None = None,
-        sync_module_states: bool = True,
-    ) -> None:
-        plain.XLAStrategy.__init__(
-            self, accelerator, parallel_devices, checkpoint_io, precision, sync_module_states=sync_module_states
-        )
+    __init__ = fabric.constructor(
+        plain.XLAStrategy, "accelerator", "parallel_devices", "checkpoint_io", "precision", "sync_module_states"
+    )
 
 
 class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAStrategy):  # type: ignore[misc]  # as above
@@ -208,10 +200,6 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
         )
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
-
-    def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """Return the shards of this rank."""
-        return module.state_dict()
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         module.load_state_dict(state_dict, strict=strict)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import csv
 import io
 import os
@@ -20,6 +19,7 @@ from drivetrain.base import files, yaml_text
 from drivetrain.base.packages import fsspec, yaml
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, WrongTypeError, check_installed
+from drivetrain.module.loading import literal as convert
 
 CHECKPOINT_PAST_HPARAMS_KEYS = ("hparams", "module_arguments")
 """Keys of the hyperparameters in checkpoints of before 0.9."""
@@ -166,14 +166,6 @@ def load_hparams_from_tags_csv(tags_csv: str | Path) -> dict[str, Any]:
     rows = csv.reader(io.StringIO(files.read(tags_csv).decode(), newline=""))
     next(rows, None)  # the headings
     return {row[0]: convert(row[1]) for row in rows}
-
-
-def convert(val: str) -> Any:
-    """Return the number, bool or other Python literal in ``val``; any other text unchanged."""
-    try:
-        return ast.literal_eval(val)
-    except (ValueError, SyntaxError):
-        return val
 
 
 def update_hparams(hparams: MutableMapping[str, Any], updates: Mapping[str, Any]) -> None:

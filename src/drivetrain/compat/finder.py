@@ -59,10 +59,10 @@ class ServedModule(ModuleType):
 
 
 class CompatFinder:
-    """The first entry in ``sys.meta_path``.
+    """The first entry in ``sys.meta_path``, and the loader of replaced modules.
 
-    It and its loader implement the protocol of ``importlib.abc`` without importing that module, which would cost every
-    child process as much time as everything else.
+    It implements the protocols of ``importlib.abc`` without importing that module, which would cost every child process
+    as much time as everything else.
     """
 
     def find_spec(
@@ -80,8 +80,8 @@ class CompatFinder:
             return None
         inner = ".".join(part for part in (table.in_use().roots[root], rest) if part)
         if inner in table.in_use().served:
-            loader: Any = _TableLoader(inner)
-            return ModuleSpec(fullname, loader, origin=table.__file__, is_package=True)
+            loader: Any = self
+            return ModuleSpec(fullname, loader, origin=table.__file__, loader_state=inner, is_package=True)
         parent, _, name = fullname.rpartition(".")
         if name == "__main__" and (program := program_of(inner.rpartition(".")[0])) is not None:
             loader = _ProgramLoader(*program)
@@ -89,6 +89,19 @@ class CompatFinder:
         # The error's ``name`` must not be the full name: importlib would treat it as "no such submodule" and raise a
         # message without the explanation.
         raise ModuleNotFoundError(_refusal(parent, inner.rpartition(".")[0], name), name=f"{parent}:{name}")
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the replaced module of a spec."""
+        return ServedModule(spec.name, spec.loader_state)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: the module is complete when it is created. The first executed module enables deprecation
+        warnings, also in imported modules.
+        """
+        if module.__name__ in table.in_use().roots:
+            from drivetrain.base.rank_zero import LightningDeprecationWarning
+
+            warnings.simplefilter("default", category=LightningDeprecationWarning)
 
     def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterator[Distribution]:
         """Return the original's distributions for ``importlib.metadata``, instead of installed ones."""
@@ -112,23 +125,6 @@ def _telling_rank(fullname: str, path: Sequence[str] | None) -> ModuleSpec | Non
 
         loader.exec_module = exec_module
     return spec
-
-
-class _TableLoader:
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return ServedModule(spec.name, self.path)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the module is complete when it is created. The first executed module enables deprecation
-        warnings, also in imported modules.
-        """
-        if module.__name__ in table.in_use().roots:
-            from drivetrain.base.rank_zero import LightningDeprecationWarning
-
-            warnings.simplefilter("default", category=LightningDeprecationWarning)
 
 
 class _ProgramLoader:

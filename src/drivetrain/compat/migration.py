@@ -15,6 +15,7 @@ from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.compat.earlier_checkpoints import migrate
 from drivetrain.compat.table import LATEST
 from drivetrain.compat.user_warnings import PossibleUserWarning
+from drivetrain.compat.versions import numbers_of
 
 _VERSION = LATEST.version
 _KEY, _EARLIER_KEY = "pytorch-lightning_version", "legacy_pytorch-lightning_version"
@@ -40,14 +41,14 @@ def migrate_checkpoint(
         KeyError: the checkpoint has no version.
     """
     version = checkpoint[_KEY]
-    if _numbers(version) > _numbers(_VERSION):
+    if numbers_of(version) > numbers_of(_VERSION):
         rank_zero_warn(
             f"The checkpoint was written by Lightning {version}, which is newer than {_VERSION}. It is left as it is.",
             category=PossibleUserWarning,
         )
         return checkpoint, {}
     applied: dict[str, list[str]] = {}
-    if _numbers(version) < _numbers(_LAST_CHANGE) <= _numbers(target_version or _VERSION):
+    if numbers_of(version) < numbers_of(_LAST_CHANGE) <= numbers_of(target_version or _VERSION):
         migrated = migrate(checkpoint)
         if migrated is not checkpoint:
             checkpoint.clear()
@@ -92,12 +93,6 @@ class pl_legacy_patch:
 
 def _default_of_gpus(value: Any) -> Any:
     return value
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version for comparison: "1.2.0rc1" counts as 1.2.0."""
-    digits = ("".join(character for character in part if character.isdigit()) for part in version.split(".")[:3])
-    return tuple(int(part or 0) for part in digits)
 
 
 # ---- the program -----------------------------------------------------------------------------------------------------

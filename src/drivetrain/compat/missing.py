@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from drivetrain.base.ini import tables
 
+TODAY = tables(__file__, "today.ini")
+"""What messages say to write in place of what earlier generations had, by kind and name."""
+
 _NOT_YET = ""
 _OWN_LOGGER = (
     "It writes to Lightning AI's service. Use WandbLogger, MLFlowLogger, TensorBoardLogger or CSVLogger, or write a "
@@ -44,19 +47,11 @@ MISSING: dict[str, dict[str, str]] = {
 _WRITE = {
     "max_epochs=...": ("epochs", "num_epochs", "n_epochs", "max_nb_epochs", "num_train_epochs"),
     "accelerator=...": ("device",),
-    'accelerator="gpu", devices=...': ("gpus", "num_gpus", "n_gpu"),
-    'accelerator="tpu", devices=...': ("tpu_cores", "num_tpu_cores"),
-    'accelerator="cpu", devices=...': ("num_processes",),
-    "strategy=...": ("distributed_backend",),
-    'devices="auto"': ("auto_select_gpus",),
+    'accelerator="gpu", devices=...': ("num_gpus", "n_gpu"),
+    'accelerator="tpu", devices=...': ("num_tpu_cores",),
     "enable_checkpointing=... or pass a ModelCheckpoint in callbacks": ("checkpoint_callback",),
     "enable_progress_bar=False or pass a progress bar in callbacks": ("progress_bar_refresh_rate",),
     "enable_model_summary=... or pass a ModelSummary in callbacks": ("weights_summary",),
-    "detect_anomaly=True, or EarlyStopping(check_finite=True),": ("terminate_on_nan",),
-    "use_distributed_sampler=...": ("replace_sampler_ddp",),
-    "precision=...": ("amp_backend",),
-    "reload_dataloaders_every_n_epochs=1": ("reload_dataloaders_every_epoch",),
-    "ModelCheckpoint(dirpath=...) in callbacks": ("weights_save_path",),
     "default_root_dir=...": ("default_save_path", "output_dir"),
     'precision="16-mixed"': ("use_amp", "fp16"),
     "enable_progress_bar=...": ("show_progress_bar",),
@@ -77,9 +72,14 @@ _WRITE = {
     "ModelCheckpoint(every_n_train_steps=...) in callbacks": ("save_steps",),
     "ModelCheckpoint(save_top_k=...) in callbacks": ("save_total_limit",),
 }
-"""For each replacement in the Trainer's arguments, the names of earlier Lightning versions and of other trainers."""
+"""For each replacement in the Trainer's arguments, the names of the first Lightning versions and of other trainers."""
 
 ARGUMENTS = {
+    **{
+        name: f"Write {new.format(value='...')} instead."
+        for name, new in TODAY["flags"].items()
+        if name != "accelerator"
+    },
     **{name: f"Write {new} instead." for new, names in _WRITE.items() for name in names},
     "automatic_optimization": "Write self.automatic_optimization = ... in the module's __init__ instead.",
     **dict.fromkeys(
@@ -87,9 +87,6 @@ ARGUMENTS = {
         "Write enable_progress_bar=False and enable_model_summary=False for less output; "
         'logging.getLogger("drivetrain").setLevel("WARNING") removes the plan and the last lines too.',
     ),
-    "auto_lr_find": "Use the LearningRateFinder callback instead.",
-    "auto_scale_batch_size": "Use the BatchSizeFinder callback instead.",
-    "resume_from_checkpoint": "Pass ckpt_path=... to trainer.fit instead.",
     **dict.fromkeys(
         ("patience", "early_stopping", "early_stopping_patience"),
         'Pass drivetrain.callbacks.EarlyStopping("val_loss", patience=...) in callbacks instead.',
@@ -102,18 +99,11 @@ ARGUMENTS = {
         ("train_dataset", "eval_dataset", "train_dataloader", "train_dataloaders", "val_dataloaders", "datamodule"),
         "Pass loaders to trainer.fit instead: trainer.fit(model, train_loader, val_loader).",
     ),
-    "stochastic_weight_avg": "Use the StochasticWeightAveraging callback instead.",
-    "track_grad_norm": "Log the norms in on_before_optimizer_step instead.",
     "flush_logs_every_n_steps": "Pass it to the logger instead.",
     "move_metrics_to_cpu": "Leave it out: logged values are read once per flush.",
     "truncated_bptt_steps": "Split the sequence in training_step with manual optimization instead.",
-    "multiple_trainloader_mode": "Write CombinedLoader(loaders, mode=...) instead.",
-    "prepare_data_per_node": "Write self.prepare_data_per_node = ... in the module's or datamodule's __init__ instead.",
     "ipus": "There is no accelerator for IPUs. Write one as docs/own_accelerator.md shows, and pass it.",
     "hpus": "There is no accelerator for HPUs. Write one as docs/own_accelerator.md shows, and pass it.",
-    "amp_level": "Leave it out: precision=... is enough.",
-    "log_gpu_memory": "Use the DeviceStatsMonitor callback instead.",
-    "process_position": "Pass a progress bar in callbacks instead.",
     "early_stop_callback": "Pass an EarlyStopping in callbacks instead.",
     "log_save_interval": "Pass it to the logger instead.",
     "logging_dir": "Pass a logger, such as TensorBoardLogger(...), instead.",

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from drivetrain.base.torch_private import rebuild_buckets
 from drivetrain.base.tree import leaves
 from drivetrain.errors import ConfigurationError
-
-
-class _Drawn(Dataset[Any]):
-    """The draws of a sampler in one epoch, as a dataset for a DistributedSampler."""
-
-    def __init__(self, sampler: Any) -> None:
-        if not isinstance(sampler, Sized):
-            raise ConfigurationError(
-                f"DistributedSamplerWrapper got a {type(sampler).__name__} without a length, so the ranks cannot agree "
-                "where an epoch ends. Give it __len__."
-            )
-        self.sampler: Any = sampler
-        self.order: list[Any] = []
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.order[index]
 
 
 class DistributedSamplerWrapper(DistributedSampler[Any]):
@@ -47,18 +27,24 @@ class DistributedSamplerWrapper(DistributedSampler[Any]):
             ``drop_last``, and ``shuffle=False``; without ``shuffle=False``, the sampler's order is shuffled once more.
     """
 
-    def __init__(self, sampler: Iterable[Any], *args: Any, **kwargs: Any) -> None:
-        self._drawn = _Drawn(sampler)
-        super().__init__(self._drawn, *args, **kwargs)
+    dataset: Any  # the sampler
+
+    def __init__(self, sampler: Any, *args: Any, **kwargs: Any) -> None:
+        if not hasattr(sampler, "__len__"):
+            raise ConfigurationError(
+                f"DistributedSamplerWrapper got a {type(sampler).__name__} without a length, so the ranks cannot agree "
+                "where an epoch ends. Give it __len__."
+            )
+        super().__init__(sampler, *args, **kwargs)  # which reads only the length
 
     def __iter__(self) -> Iterator[Any]:
-        self._drawn.order = list(self._drawn.sampler)
-        return (self._drawn[index] for index in super().__iter__())
+        order = list(self.dataset)
+        return (order[index] for index in super().__iter__())
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the sampler too, if it supports it."""
         super().set_epoch(epoch)
-        if callable(own := getattr(self._drawn.sampler, "set_epoch", None)):
+        if callable(own := getattr(self.dataset, "set_epoch", None)):
             own(epoch)
 
 

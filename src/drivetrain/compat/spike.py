@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drivetrain.callbacks.spike import LossWatch, TrainingSpikeException
+from drivetrain.callbacks.spike import LossWatch
 from drivetrain.engine.engine import Engine
 
 _OPTIONS = ("mode", "warmup", "atol", "rtol")
@@ -36,11 +36,7 @@ class FabricSpikeDetection(LossWatch):
             TrainingSpikeException: the loss is a spike on at least one rank.
         """
         value = float(loss)
-        is_spike = batch_idx >= self.warmup and self.is_spike(value)
-        if fabric.strategy.reduce_boolean_decision(is_spike, all=False):
-            path = self.exclude(batch_idx, self.exclude_batches_path or os.getcwd(), fabric.is_global_zero)
-            raise TrainingSpikeException(batch_idx, self.what_happened(batch_idx, value, fabric.global_rank, path))
-        self.add(value)
+        self.check(fabric, batch_idx >= self.warmup and self.is_spike(value), value, batch_idx, os.getcwd())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint: the losses, the batches to leave out, and the arguments."""

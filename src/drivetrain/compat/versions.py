@@ -8,25 +8,24 @@ from importlib import metadata
 from itertools import takewhile
 
 
-def _version(distribution: str) -> tuple[int, ...]:
-    """Return the leading numbers of the installed version; empty if the distribution is not installed."""
-    try:
-        text = metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ()
-    numbers = ("".join(takewhile(str.isdigit, part)) for part in text.split("+")[0].split("."))
+def numbers_of(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: those of "1.2.0rc1" are 1, 2 and 0."""
+    numbers = ("".join(takewhile(str.isdigit, part)) for part in version.split("+")[0].split("."))
     return tuple(map(int, takewhile(bool, numbers)))
 
 
-_torch = _version("torch")
+def _version(distribution: str) -> tuple[int, ...]:
+    """Return the leading numbers of the installed version; empty if the distribution is not installed."""
+    try:
+        return numbers_of(metadata.version(distribution))
+    except metadata.PackageNotFoundError:
+        return ()
+
+
 _torchmetrics = _version("torchmetrics")
 
-_TORCH_GREATER_EQUAL_2_2 = _torch >= (2, 2)
-_TORCH_GREATER_EQUAL_2_3 = _torch >= (2, 3)
-_TORCH_GREATER_EQUAL_2_4 = _torch >= (2, 4)
-_TORCH_GREATER_EQUAL_2_4_1 = _torch >= (2, 4, 1)
-_TORCH_GREATER_EQUAL_2_5 = _torch >= (2, 5)
-_TORCH_GREATER_EQUAL_2_6 = _torch >= (2, 6)
+_TORCH_GREATER_EQUAL_2_2 = _TORCH_GREATER_EQUAL_2_3 = _TORCH_GREATER_EQUAL_2_4 = True  # drivetrain needs torch 2.9
+_TORCH_GREATER_EQUAL_2_4_1 = _TORCH_GREATER_EQUAL_2_5 = _TORCH_GREATER_EQUAL_2_6 = True
 _TORCHMETRICS_GREATER_EQUAL_0_9_1 = _torchmetrics >= (0, 9, 1)
 _TORCHMETRICS_GREATER_EQUAL_0_11 = _torchmetrics >= (0, 11)
 _TORCHMETRICS_GREATER_EQUAL_1_0_0 = _torchmetrics >= (1, 0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,9 @@ from drivetrain.errors import CheckpointError
 _METADATA_FILENAME = "meta.pt"
 
 
-class _EmptyInit(NoInit):
-    """Create layers without initializing their parameters.
-
-    Args:
-        enabled: whether to leave parameters uninitialized.
-    """
-
-    def __init__(self, enabled: bool = True) -> None:
-        super().__init__()
-        self.enabled = enabled
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self.enabled:
-            return func(*args, **(kwargs or {}))
-        return super().__torch_function__(func, types, args, kwargs)
+def _EmptyInit(enabled: bool = True) -> AbstractContextManager[Any]:
+    """Context in which layers are created without initializing their parameters, if ``enabled``."""
+    return NoInit() if enabled else nullcontext()
 
 
 class _NotYetLoadedTensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from drivetrain.base.registry import Entry
-from drivetrain.strategies.facts import Earlier
+from drivetrain.strategies.facts import Earlier, Shared
 from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
-class Adapted:
+class Adapted(Shared):
     """Base of the mixins that precede a strategy class; :attr:`usual` gives access to that class's own methods.
 
     Attributes:
@@ -21,13 +21,7 @@ class Adapted:
     splits_batches: bool  # whether the strategy itself calls the step-end hooks
 
     # defined by the strategy class that follows in the order of bases
-    lightning_module: Any
-    model: Any
-    driver: Any
-    facts: Any
-    global_rank: int
     world_size: int
-    precision_plugin: Any
     bind: Any
     manual_backward_context: Any
     _module_step: Any

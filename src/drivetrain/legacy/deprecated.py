@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drivetrain.base.ini import tables
 from drivetrain.base.rank_zero import rank_zero_warn
-
-TODAY = tables(__file__, "today.ini")
-"""What messages say to write in place of earlier names, by kind and name."""
 
 
 def warn_deprecated(what: str, instead: str, once_for: Any = None) -> None:

@@ -450,7 +450,7 @@ def _read_hparams(file: str | Path) -> dict[str, Any]:
             raise ConfigurationError(
                 f"hparams_file={str(path)!r} has a row that is not a key and a value. Write one pair in each row."
             )
-        return {key: _parsed(value) for key, value in rows if (key, value) != ("key", "value")}  # except the header
+        return {key: literal(value) for key, value in rows if (key, value) != ("key", "value")}  # except the header
     raise ConfigurationError(f"hparams_file={str(path)!r} is of an unknown kind. Pass a .yaml or a .csv file.")
 
 
@@ -471,9 +471,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return loaded or {}
 
 
-def _parsed(text: str) -> Any:
-    """Return the Python literal in ``text``, or ``text`` if it contains none."""
+def literal(val: str) -> Any:
+    """Return the number, bool or other Python literal in ``val``; any other text unchanged."""
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(val)
     except (ValueError, SyntaxError):
-        return text
+        return val

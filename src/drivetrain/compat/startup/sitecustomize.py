@@ -12,7 +12,7 @@ def _install() -> None:
         from drivetrain import compat
         from drivetrain.compat import children
 
-        compat.install(children.inherited(), children.inherited_generation())
+        compat.install(*children.inherited())
 
 
 def _chain() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
+from typing import Any
 
-from drivetrain.legacy.deprecated import TODAY
+from drivetrain.base.introspect import taken
+from drivetrain.compat.missing import TODAY
 from drivetrain.legacy.migrate.bindings import Bindings
 from drivetrain.legacy.migrate.flags import rewrite_trainer
 from drivetrain.legacy.migrate.hyperparameters import report_hyperparameters
@@ -87,14 +88,14 @@ def _rename(bindings: Bindings, called: str, keyword: ast.keyword, new: str | No
 
 def _rewrite_object(bindings: Bindings, node: ast.Call, today: Today) -> None:
     """Rewrite the arguments of a present object other than the Trainer; report those that it does not accept."""
-    takes = _parameters(today)
+    given: dict[Any, ast.keyword] = {keyword.arg: keyword for keyword in node.keywords}
+    accepted = _accepted(today, given)
     for keyword in node.keywords:
         new = _OF_CLASSES.get((today.name, keyword.arg or ""))
         _rename(bindings, today.name, keyword, new)
-        if new is None and keyword.arg is not None and takes is not None and keyword.arg not in takes:
+        if new is None and keyword.arg is not None and keyword.arg not in accepted:
             bindings.source.left(keyword, f"{today.name} has no argument {keyword.arg}: see help({today.name})")
-    given = {keyword.arg for keyword in node.keywords}
-    if today.name == "EarlyStopping" and not node.args and not given & {"monitor", None}:
+    if today.name == "EarlyStopping" and not node.args and not given.keys() & {"monitor", None}:
         bindings.source.left(node, 'EarlyStopping(...): write monitor="...", which was "early_stop_on" by default')
     for keyword in (each for each in node.keywords if each.arg == "trainer_defaults"):
         for key in keyword.value.keys if isinstance(keyword.value, ast.Dict) else []:
@@ -104,16 +105,12 @@ def _rewrite_object(bindings: Bindings, node: ast.Call, today: Today) -> None:
         bindings.source.differs(node, "LightningCLI has subcommands: write fit before the options of the command line")
 
 
-def _parameters(today: Today) -> frozenset[str] | None:
-    """Return the parameter names of a present object; ``None`` if it accepts any."""
-    value = getattr(importlib.import_module(today.home), today.name, None)
+def _accepted(today: Today, given: dict[Any, ast.keyword]) -> dict[Any, Any]:
+    """Return the arguments that a present object accepts; all of them if its signature is unknown."""
     try:
-        parameters = inspect.signature(value).parameters.values()  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return None
-    return frozenset(each.name for each in parameters)
+        return taken(getattr(importlib.import_module(today.home), today.name), given)
+    except (AttributeError, TypeError, ValueError):
+        return given
 
 
 def _report_attribute(bindings: Bindings, node: ast.Attribute) -> None:

@@ -1,9 +1,6 @@
 # The public names, for type checkers and for base/lazy.py.
 
 from drivetrain.legacy.v1_1.accelerators import Accelerator as Accelerator
-from drivetrain.legacy.v1_1.module import Callback as Callback
-from drivetrain.legacy.v1_1.module import LightningDataModule as LightningDataModule
-from drivetrain.legacy.v1_1.module import LightningModule as LightningModule
 from drivetrain.legacy.v1_1.named import CPUAccelerator as CPUAccelerator
 from drivetrain.legacy.v1_1.named import DataParallelAccelerator as DataParallelAccelerator
 from drivetrain.legacy.v1_1.named import DDP2Accelerator as DDP2Accelerator
@@ -20,3 +17,6 @@ from drivetrain.legacy.v1_1.plugins import DDPPlugin as DDPPlugin
 from drivetrain.legacy.v1_1.plugins import DDPShardedPlugin as DDPShardedPlugin
 from drivetrain.legacy.v1_1.plugins import NativeAMPPlugin as NativeAMPPlugin
 from drivetrain.legacy.v1_1.trainer import Trainer as Trainer
+from drivetrain.legacy.v1_3.datamodule import LightningDataModule as LightningDataModule
+from drivetrain.legacy.v1_3.module import Callback as Callback
+from drivetrain.legacy.v1_3.module import LightningModule as LightningModule

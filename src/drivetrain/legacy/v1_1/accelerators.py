@@ -176,9 +176,8 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
             self.strategy.make_optimizers(trainer)
             self.ddp_plugin.on_after_setup_optimizers(trainer)
 
-    def train(self) -> Any:
-        """Run the Trainer's current run, from its first batch to its last, and return its results."""
-        return self.train_or_test()
+    train = calls("train_or_test")
+    """Run the Trainer's current run, from its first batch to its last, and return its results."""
 
     def train_or_test(self) -> Any:
         """Run the loop of this run: a training, or a validation or a test; return its results."""

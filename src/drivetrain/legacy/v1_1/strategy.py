@@ -115,7 +115,7 @@ class Driven(Stepped):
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         self.dataloader_idx = dataloader_idx
-        return self.source.batch_to_device(batch, device or self.root_device)  # type: ignore[attr-defined]
+        return self.source.batch_to_device(batch, device or self.root_device)
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         return self.source.backward(closure_loss, optimizer, self.index_of(optimizer), *args, **kwargs)
@@ -129,10 +129,7 @@ class Driven(Stepped):
             return closure()
         result = self.source.optimizer_step(optimizer, batch_idx, self.index_of(optimizer), closure, **kwargs)
         if self.facts.earlier.clears_last:
-            module = self.lightning_module
-            for callback in self.trainer.callbacks:
-                callback.on_before_zero_grad(self.trainer, module, optimizer)
-            module.on_before_zero_grad(optimizer)
+            self.trainer.hooks.call("on_before_zero_grad", optimizer)
             self.zero_grad(optimizer)
         return result
 

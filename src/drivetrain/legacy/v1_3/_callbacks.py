@@ -9,6 +9,7 @@ from types import MethodType
 from typing import Any, ClassVar
 
 import drivetrain.callbacks
+from drivetrain.base.introspect import reads
 from drivetrain.errors import UnknownArgumentError, did_you_mean
 from drivetrain.legacy.deprecated import warn_deprecated
 from drivetrain.legacy.v1_3 import hooks
@@ -52,9 +53,7 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
         )  # fmt: skip
         self._key = super().state_key
 
-    @property
-    def state_key(self) -> str:
-        return self._key  # the key comes from the ``monitor`` argument, whichever name is monitored now
+    state_key = reads("_key")  # the key comes from the ``monitor`` argument, whichever name is monitored now
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.monitor = self.monitor or state_dict.get("monitor")

@@ -6,7 +6,7 @@ import inspect
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from drivetrain.compat.files import convert
+from drivetrain.module.loading import literal
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
@@ -45,15 +45,8 @@ def from_argparse_args(cls: Any, args: Namespace | ArgumentParser, **kwargs: Any
 class FromCommandLine:
     """A class whose constructor arguments can come from a command line."""
 
-    @classmethod
-    def add_argparse_args(cls, parent_parser: ArgumentParser) -> ArgumentParser:
-        """Return a parser with an option for each argument of the constructor."""
-        return add_argparse_args(cls, parent_parser)
-
-    @classmethod
-    def from_argparse_args(cls, args: Namespace | ArgumentParser, **kwargs: Any) -> Any:
-        """Return an object created with those of its arguments that ``args`` contains; ``kwargs`` take precedence."""
-        return from_argparse_args(cls, args, **kwargs)
+    add_argparse_args: Any = classmethod(add_argparse_args)
+    from_argparse_args: Any = classmethod(from_argparse_args)  # type: ignore[arg-type]  # "cls" may be a keyword
 
 
 def _value(text: str) -> Any:
@@ -61,4 +54,4 @@ def _value(text: str) -> Any:
     words = {"true": True, "false": False, "none": None, "yes": True, "no": False}
     if text.lower() in words:
         return words[text.lower()]
-    return convert(text)
+    return literal(text)

@@ -1,4 +1,4 @@
-"""Flags for importable optional packages, with the names of the 1.3 generation."""
+"""Flags for importable optional packages, with the names of the 1.3 and of the 1.1 generation."""
 
 from __future__ import annotations
 
@@ -18,3 +18,12 @@ _FAIRSCALE_PIPE_AVAILABLE = False  # there is no plugin for this package
 _OMEGACONF_AVAILABLE = _module_available("omegaconf")
 _TORCHTEXT_AVAILABLE = _module_available("torchtext")
 _TORCHVISION_AVAILABLE = _module_available("torchvision")
+
+# ---- of the 1.1 generation -------------------------------------------------------------------------------------------
+
+APEX_AVAILABLE = True  # torch's own automatic mixed precision replaces Apex
+NATIVE_AMP_AVAILABLE = True
+HOROVOD_AVAILABLE = True  # without the package, torch.distributed is used
+HYDRA_AVAILABLE = _module_available("hydra")
+FAIRSCALE_AVAILABLE = False  # there are no plugins for this package
+TPU_AVAILABLE = XLA_AVAILABLE = _module_available("torch_xla")

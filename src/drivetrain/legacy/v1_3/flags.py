@@ -11,8 +11,9 @@ from typing import Any
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.callbacks import DeviceStatsMonitor, GradientAccumulationScheduler, ModelSummary
+from drivetrain.compat.missing import TODAY
 from drivetrain.errors import ConfigurationError, shown, unknown_value
-from drivetrain.legacy.deprecated import TODAY, warn_deprecated
+from drivetrain.legacy.deprecated import warn_deprecated
 from drivetrain.legacy.v1_3._callbacks import StochasticWeightAveraging
 from drivetrain.legacy.v1_3.accelerators import Accelerator, CPUAccelerator, GPUAccelerator, TPUAccelerator
 from drivetrain.legacy.v1_3.checks import GradientNorms, StopsOnNaN

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from drivetrain.base.introspect import positional_arity
-from drivetrain.legacy.deprecated import TODAY
+from drivetrain.compat.missing import TODAY
 
 OF_MODULES: dict[str, tuple[str, str]] = {
     "optimizer_step": (

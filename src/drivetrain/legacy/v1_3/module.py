@@ -18,7 +18,6 @@ from drivetrain.legacy.v1_3 import hooks
 from drivetrain.legacy.v1_3.defaults import set_defaults
 from drivetrain.legacy.v1_3.helpers import ModelSummary, grad_norm
 from drivetrain.legacy.v1_3.loggers import as_one
-from drivetrain.module.hparams import AttributeDict
 
 
 class LightningModule(drivetrain.module.module.LightningModule):
@@ -119,13 +118,9 @@ class LightningModule(drivetrain.module.module.LightningModule):
         super().__init_subclass__(**kwargs)
         hooks.adapt(cls, hooks.OF_MODULES)
 
-    @property
-    def hparams(self) -> AttributeDict:
-        """The hyperparameters; setting them saves them for checkpoints and loggers, like ``save_hyperparameters``."""
-        return self.__dict__.setdefault("_hparams", AttributeDict())
-
-    @hparams.setter
+    @drivetrain.module.module.LightningModule.hparams.setter  # type: ignore[attr-defined,untyped-decorator]  # a property
     def hparams(self, given: Any) -> None:
+        """Save ``given`` for checkpoints and loggers, like ``save_hyperparameters``."""
         self.save_hyperparameters(given)
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:

@@ -174,28 +174,19 @@ class DoublePrecisionPlugin(PrecisionPlugin):
     precision: int | str = 64
 
 
-class _OfToday(PrecisionPlugin):
-    """A plugin for a present precision that the user has created."""
-
-    def __init__(self, today: Precision) -> None:
-        self._today, self.precision = today, today.name
-
-
 def precision_plugin_of(given: Any) -> PrecisionPlugin:
     """Return the given plugin, or a plugin for the given precision or the name of one.
 
     Raises:
         ConfigurationError: ``given`` is none of these.
     """
-    if isinstance(given, (str, int)):
-        plugin = PrecisionPlugin()
-        plugin.precision = given
-        plugin._today = plugin.make_today()
-        return plugin
-    if isinstance(given, Precision):
-        return _OfToday(given)
     if isinstance(given, PrecisionPlugin):
         return given
-    raise ConfigurationError(
-        f"precision_plugin got {described(given)}. Pass a PrecisionPlugin, or the name of a precision."
-    )
+    if not isinstance(given, (str, int, Precision)):
+        raise ConfigurationError(
+            f"precision_plugin got {described(given)}. Pass a PrecisionPlugin, or the name of a precision."
+        )
+    plugin = PrecisionPlugin()
+    plugin.precision = given.name if isinstance(given, Precision) else given
+    plugin._today = given if isinstance(given, Precision) else plugin.make_today()
+    return plugin

@@ -168,13 +168,6 @@ class SingleTPUPlugin(SingleDevicePlugin):
     strategy_name = "single_xla"
 
 
-class _Named(TrainingTypePlugin):
-    """A plugin for any registered strategy."""
-
-    def __init__(self, strategy_name: str) -> None:
-        self.strategy_name = strategy_name
-
-
 PLUGINS: dict[str, Callable[[], TrainingTypePlugin]] = {
     "single_device": SingleDevicePlugin, "dp": DataParallelPlugin, "ddp": DDPPlugin, "ddp_spawn": DDPSpawnPlugin,
     "ddp2": DDP2Plugin, "horovod": HorovodPlugin, "ddp_sharded": DDPShardedPlugin,
@@ -222,7 +215,9 @@ def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
         if given in PLUGINS:
             return PLUGINS[given]()
         StrategyRegistry.entry(given)  # for its error
-        return _Named(given)
+        plugin = TrainingTypePlugin()
+        plugin.strategy_name = given
+        return plugin
     raise ConfigurationError(
         f"training_type_plugin got {described(given)}. Pass a TrainingTypePlugin, or the name of a strategy."
     )
