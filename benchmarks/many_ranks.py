@@ -288,12 +288,10 @@ def protocols(world_size: int) -> dict[str, list[tuple[int, int]]]:
         joint = JointSave(SimpleNamespace(rank=rank, ranks=range(world_size)), "a.ckpt", "01234567", store, writers)  # type: ignore[arg-type]
         entry = {"name": f"a.ckpt.01234567.rank{rank}", "ranks": list(range(on_each)), "size": 50_000, "crc32": 2**31}
         if rank in writers:
-            joint.post(entry)
-        if rank:
-            joint.follow()
-        else:
-            assert len(joint.collect()) == len(writers)
-            joint.decide(None)
+            joint.exchange(entry, None)
+        elif not rank:
+            assert len(joint.exchange({}, None)) == len(writers)
+        joint.conclude(None)
 
     def stop(store: CountingStore, rank: int) -> None:
         one: Any = SimpleNamespace(_store=store, _size=world_size, _key="drivetrain/stop/{}".format)

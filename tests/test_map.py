@@ -152,7 +152,6 @@ TESTS_OF = {
     "proof/plugin.py": "proof/test_command.py",
     "proof/proving.py": "proof/test_command.py",
     "proof/records.py": "proof/test_recorder.py",
-    "strategies/background_shards.py": "distributed/test_background_saves.py",
     "strategies/joint_save.py": "distributed/test_background_saves.py faults/test_background_deaths.py",
     "strategies/_deepspeed_config.py": "strategies/test_deepspeed.py extras/test_deepspeed.py",
     "strategies/_deepspeed_optimizers.py": "strategies/test_deepspeed.py",

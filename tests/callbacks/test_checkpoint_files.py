@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
-from drivetrain.callbacks._checkpoint_files import check_state, is_below
+from drivetrain.callbacks._checkpoint_durability import check_state, is_below
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import CheckpointError
 from drivetrain.loggers import CSVLogger, TensorBoardLogger

@@ -28,8 +28,12 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Each drawing: "new" in an output of its own, or "again" in the same."""
     found: list[str] = []
     monkeypatch.setattr(notebook, "can_display", lambda: True)
-    monkeypatch.setattr(notebook, "display", lambda html, text: found.append("new") or found)
-    monkeypatch.setattr(notebook, "update", lambda output, html, text: found.append("again"))
+
+    def display(html: str, text: str, shown: Any) -> list[str]:
+        found.append("new" if shown is None else "again")
+        return found
+
+    monkeypatch.setattr(notebook, "display", display)
     return found
 
 

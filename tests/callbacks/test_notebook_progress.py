@@ -24,14 +24,12 @@ class Outputs:
         self.html: list[list[str]] = []
         self.texts: list[str] = []
 
-    def display(self, html: str, text: str) -> list[str]:
-        self.html.append([html])
+    def display(self, html: str, text: str, shown: list[str] | None = None) -> list[str]:
+        if shown is None:
+            self.html.append(shown := [])
+        shown.append(html)
         self.texts.append(text)
-        return self.html[-1]
-
-    def update(self, output: list[str], html: str, text: str) -> None:
-        output.append(html)
-        self.texts.append(text)
+        return shown
 
 
 @pytest.fixture
@@ -39,7 +37,6 @@ def outputs(monkeypatch: pytest.MonkeyPatch) -> Outputs:
     found = Outputs()
     monkeypatch.setattr(notebook, "can_display", lambda: True)
     monkeypatch.setattr(notebook, "display", found.display)
-    monkeypatch.setattr(notebook, "update", found.update)
     monkeypatch.setattr(notebook_progress, "_PAUSE_S", 0.0)
     return found
 

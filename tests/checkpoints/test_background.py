@@ -8,6 +8,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -216,18 +217,17 @@ def test_a_checkpoint_without_tensors_is_saved(tmp_path: Path) -> None:
     store.teardown()
 
 
-def test_the_pipes_of_a_process_that_has_died_are_closed(tmp_path: Path) -> None:
+def test_the_connection_to_a_process_that_has_died_is_closed(tmp_path: Path) -> None:
     store = AsyncCheckpointIO()
     store.start()
     assert store._writer is not None
-    process = store._writer._process
+    process, connection = store._writer._process, store._writer._connection
     process.kill()
     store.save_checkpoint({"step": 3}, tmp_path / "a.ckpt")
     store.wait()
     assert store.load_checkpoint(tmp_path / "a.ckpt") == {"step": 3}
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert (process.stdin.closed, process.stdout.closed) == (True, True)
+    assert connection.closed
+    assert process.returncode == -signal.SIGKILL
     store.teardown()
 
 
@@ -337,10 +337,11 @@ def test_without_room_for_a_copy_the_save_waits_and_a_line_says_so(
 def test_the_structure_is_pickled_while_the_tensors_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the first steps after the save compete with the pickling for Python."""
     store, path, pickled, fill = AsyncCheckpointIO(), tmp_path / "a.ckpt", threading.Event(), arena.Arena.fill
+    records_of = container.records_of
     done: list[str] = []
 
     def pickles(value: Any) -> Any:
-        result = container.pickled(value)
+        result = records_of(value)
         done.append("pickled")
         pickled.set()
         return result
@@ -350,7 +351,7 @@ def test_the_structure_is_pickled_while_the_tensors_are_copied(tmp_path: Path, m
         fill(memory)
         done.append("copied")
 
-    monkeypatch.setattr(background, "pickled", pickles)
+    monkeypatch.setattr(container, "records_of", pickles)
     monkeypatch.setattr(arena.Arena, "fill", fills)
     saved(store, path, 1.0)
     assert done == ["pickled", "copied"]

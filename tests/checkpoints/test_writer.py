@@ -13,14 +13,13 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from drivetrain.checkpoints import writer, writer_process
 from drivetrain.checkpoints.arena import Arena
-from drivetrain.checkpoints.container import pickled
+from drivetrain.checkpoints.container import records_of
 from drivetrain.checkpoints.writer import Writer, WriterEndedError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the process gets a descriptor")
@@ -38,12 +37,6 @@ def process(memory: Arena) -> Iterator[Writer]:
     made = Writer(memory)
     yield made
     made.close()
-
-
-def records_of(value: Any) -> list[tuple[str, Any]]:
-    structure, sources = pickled(value)
-    plain = [("archive/data.pkl", structure), ("archive/byteorder", b"little"), ("archive/version", b"3\n")]
-    return plain + [(f"archive/data/{key}", source) for key, source in enumerate(sources)]
 
 
 def test_torch_reads_what_it_writes_also_mapped(memory: Arena, process: Writer, tmp_path: Path) -> None:

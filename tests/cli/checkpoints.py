@@ -78,7 +78,7 @@ def shards_of(checkpoint: dict[str, Any], folder: Path, ranks: int = 2) -> Path:
             elif rank == 0:
                 parts.append((name, tensor, whole, ((0,) * tensor.ndim, whole)))
         everyones.append(sharded.write_tensors(folder, f"0000000a.rank{rank}.bin", parts))
-    sharded.list_all(everyones[0], names.tensors)
+    everyones[0].tensors |= {**sharded.entries_of(names.tensors), **everyones[0].tensors}
     sharded.commit(folder, "0000000a", tree, everyones)
     return folder
 

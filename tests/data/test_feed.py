@@ -29,8 +29,8 @@ from drivetrain.data.feed import (
     make_room_for_sockets,
     seed_workers,
     set_epoch,
-    sized_length,
 )
+from drivetrain.data.loader_passes import sized_length
 from drivetrain.data.passes import passes_over
 from drivetrain.errors import ConfigurationError
 

@@ -19,7 +19,7 @@ from drivetrain import Callback, Engine, LightningModule, Trainer, WeightedLoss,
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers import Logger
 from drivetrain.strategies import DDPStrategy, Group
-from drivetrain.strategies.collectives import all_gather
+from drivetrain.strategies.group import TorchGroup
 
 BATCH = 4
 
@@ -126,7 +126,7 @@ class Total(nn.Module):
 
     def compute(self) -> Tensor:
         if self.dist_sync_fn is None:
-            return all_gather(self.total, self.process_group).sum()
+            return TorchGroup(self.process_group).all_gather(self.total).sum()
         return torch.stack(self.dist_sync_fn(self.total, group=self.process_group)).sum()
 
     def reset(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable, Sequence
-from functools import reduce as fold
 from math import inf, isnan, nan, prod
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain.errors import ConfigurationError, UnknownNameError
-from drivetrain.strategies import collectives
+from drivetrain.strategies.group import LoneGroup, TorchGroup
 
 BOOL, FLOATS, COMPLEX = [torch.bool], [torch.float16, torch.bfloat16, torch.float32, torch.float64], [torch.complex64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -50,8 +49,8 @@ def reduced(reduce_op: str, dtypes: Sequence[torch.dtype]) -> Any:
     for dtype in dtypes:
         mine = torch.tensor([number(value, dtype) for value in NUMBERS[rank]], dtype=dtype)
         before = mine.clone()
-        result = collectives.reduce(mine, None, reduce_op)
-        outer = collectives.reduce(mine, group, reduce_op) if group is not None and rank != 1 else None
+        result = TorchGroup().all_reduce(mine, reduce_op)
+        outer = TorchGroup(group).all_reduce(mine, reduce_op) if group is not None and rank != 1 else None
         found[dtype] = result, outer, equal(mine, before), result is mine
     return found
 
@@ -85,7 +84,7 @@ def test_t7_reduce_of_every_type_changes_no_input(pool: Any, reduce_op: str, wor
 def reduce_each(rows: Sequence[tuple[Any, Any, torch.dtype]]) -> list[Any]:
     """One reduction for each row: an operation, one value per rank, and their type."""
     rank = dist.get_rank()
-    return [collectives.reduce(torch.tensor(values[rank], dtype=dtype), reduce_op=name) for name, values, dtype in rows]
+    return [TorchGroup().all_reduce(torch.tensor(values[rank], dtype=dtype), op=name) for name, values, dtype in rows]
 
 
 EXACT: list[tuple[str, list[Any], torch.dtype, Any, torch.dtype]] = [
@@ -124,7 +123,7 @@ def reduce_by_every_name() -> Any:
     mine = torch.tensor([6, 3][dist.get_rank()])
     ops = [getattr(dist.ReduceOp, name) for name in ("AVG", "SUM", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")]
     names = [None, "mean", "avg", "AVG", "sum", "min", "max", "product", "prod"]
-    return [collectives.reduce(mine, reduce_op=op).item() for op in [*names, *ops, dist.ReduceOp(dist.ReduceOp.SUM)]]
+    return [TorchGroup().all_reduce(mine, op=op).item() for op in [*names, *ops, dist.ReduceOp(dist.ReduceOp.SUM)]]
 
 
 def test_c12_an_operation_has_torchs_names_too_and_is_the_mean_by_default(pool: Any) -> None:
@@ -135,7 +134,7 @@ def test_c12_an_operation_has_torchs_names_too_and_is_the_mean_by_default(pool: 
 @pytest.mark.parametrize("reduce_op", ["average", "band", "", 3, dist.ReduceOp, dist.ReduceOp.PREMUL_SUM])
 def test_an_unknown_operation_is_refused_also_alone(reduce_op: Any) -> None:
     with pytest.raises(UnknownNameError, match="reduce_op=.*Known: avg, max, mean"):
-        collectives.reduce(torch.ones(1), reduce_op=reduce_op)
+        LoneGroup().all_reduce(torch.ones(1), reduce_op)
 
 
 def reduce_oddly_shaped() -> Any:
@@ -143,14 +142,14 @@ def reduce_oddly_shaped() -> Any:
     leaf = torch.ones(2, requires_grad=True)
     table = torch.arange(6.0).view(2, 3)
     results = [
-        collectives.reduce(table.t() + rank, reduce_op="sum"),
-        collectives.reduce(table[:, ::2], reduce_op="sum"),
-        collectives.reduce(torch.zeros(0, 3), reduce_op="max"),
-        collectives.reduce(torch.tensor(5 + rank), reduce_op="min"),
-        collectives.reduce((table + 1j * table).conj(), reduce_op="sum"),
-        collectives.reduce(leaf * 3),
+        TorchGroup().all_reduce(table.t() + rank, op="sum"),
+        TorchGroup().all_reduce(table[:, ::2], op="sum"),
+        TorchGroup().all_reduce(torch.zeros(0, 3), op="max"),
+        TorchGroup().all_reduce(torch.tensor(5 + rank), op="min"),
+        TorchGroup().all_reduce((table + 1j * table).conj(), op="sum"),
+        TorchGroup().all_reduce(leaf * 3),
     ]
-    only_here = [collectives.reduce(value) for value in (3, "x", None)] if rank == 0 else None
+    only_here = [TorchGroup().all_reduce(value) for value in (3, "x", None)] if rank == 0 else None
     return results, [result.requires_grad for result in results], only_here
 
 
@@ -180,8 +179,8 @@ def gathered() -> Any:
     group = outer_ranks() if world_size == 3 else None
     found = []
     for tensor in of_every_shape(rank):
-        outer = collectives.all_gather(tensor, group) if group is not None and rank != 1 else None
-        found.append((collectives.all_gather(tensor), outer))
+        outer = TorchGroup(group).all_gather(tensor) if group is not None and rank != 1 else None
+        found.append((TorchGroup().all_gather(tensor), outer))
     return found
 
 
@@ -200,21 +199,21 @@ def gather_with_gradients() -> Any:
     found: dict[str, Any] = {}
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         x = torch.full((2,), float(rank + 1), dtype=dtype, requires_grad=True)
-        stack = collectives.all_gather(x, sync_grads=True)
+        stack = TorchGroup().all_gather(x, sync_grads=True)
         weights = torch.tensor([1.0, 10.0, 100.0], dtype=dtype)[:, None] * (rank + 1)
         (stack**2 * weights).sum().backward()
         found[str(dtype)] = stack.detach(), x.grad
     scalar = torch.tensor(2.0, requires_grad=True)
-    (collectives.all_gather(scalar, sync_grads=True)[0] * (rank + 1)).backward()
+    (TorchGroup().all_gather(scalar, sync_grads=True)[0] * (rank + 1)).backward()
     found["scalar"] = scalar.grad
-    found["not asked"] = collectives.all_gather(x).requires_grad
+    found["not asked"] = TorchGroup().all_gather(x).requires_grad
     with torch.no_grad():
-        found["no grad"] = collectives.all_gather(x, sync_grads=True).requires_grad
-    found["none required"] = collectives.all_gather(torch.ones(1), sync_grads=True).requires_grad
+        found["no grad"] = TorchGroup().all_gather(x, sync_grads=True).requires_grad
+    found["none required"] = TorchGroup().all_gather(torch.ones(1), sync_grads=True).requires_grad
     group = outer_ranks()
     if rank != 1:
         y = torch.tensor([float(rank)], requires_grad=True)
-        (collectives.all_gather(y, group, sync_grads=True) * torch.tensor([[1.0], [10.0]])).sum().backward()
+        (TorchGroup(group).all_gather(y, sync_grads=True) * torch.tensor([[1.0], [10.0]])).sum().backward()
         found["group"] = y.grad
     return found
 
@@ -237,7 +236,7 @@ def test_s2_2_the_gradient_is_the_sum_of_every_ranks_gradient_of_the_slice(pool:
 
 def twice_differentiated() -> Any:
     x = torch.tensor([1.0 + dist.get_rank()], dtype=torch.float64, requires_grad=True)
-    loss = (collectives.all_gather(x, sync_grads=True).sum() ** 3) * (dist.get_rank() + 1)
+    loss = (TorchGroup().all_gather(x, sync_grads=True).sum() ** 3) * (dist.get_rank() + 1)
     (first,) = torch.autograd.grad(loss, x, create_graph=True)
     first.sum().backward()
     return first.item(), x.grad.item() if x.grad is not None else None
@@ -268,17 +267,17 @@ OBJECTS = [None, 0, "é" * 1000, {"a": [1, (2.5, None)]}, Thing({"x": 1}), b"\0"
 
 def broadcast_objects(src: int) -> Any:
     rank = dist.get_rank()
-    found = [collectives.broadcast(obj if rank == src else "elsewhere", src) for obj in OBJECTS]
+    found = [TorchGroup().broadcast(obj if rank == src else "elsewhere", src) for obj in OBJECTS]
     mixed = {"weights": torch.ones(2) * rank, "rank": rank}
-    received = collectives.broadcast(mixed, src)
-    parameter = collectives.broadcast(torch.nn.Parameter(torch.ones(2) * rank) if rank == src else None, src)
-    sparse = collectives.broadcast(torch.eye(2).to_sparse() * rank, src)
+    received = TorchGroup().broadcast(mixed, src)
+    parameter = TorchGroup().broadcast(torch.nn.Parameter(torch.ones(2) * rank) if rank == src else None, src)
+    sparse = TorchGroup().broadcast(torch.eye(2).to_sparse() * rank, src)
     outer = None
     if dist.get_world_size() == 3:
         group = outer_ranks()
-        outer = collectives.broadcast(rank, 2, group) if rank != 1 else None
+        outer = TorchGroup(group).broadcast(rank, 2) if rank != 1 else None
         group = dist.new_group([1, 2])
-        outer = collectives.broadcast([rank] * 100, 1, group)[0] if rank != 0 else outer
+        outer = TorchGroup(group).broadcast([rank] * 100, 1)[0] if rank != 0 else outer
     return found, received, type(parameter), parameter.tolist(), sparse.to_dense(), outer, received is mixed
 
 
@@ -298,9 +297,9 @@ def test_c11_broadcast_of_any_object_from_any_global_rank(pool: Any, world_size:
 def broadcast_tensors() -> Any:
     rank = dist.get_rank()
     mine = of_every_shape(rank)
-    found = [collectives.broadcast(tensor if rank == 1 else None, 1) for tensor in mine]
+    found = [TorchGroup().broadcast(tensor if rank == 1 else None, 1) for tensor in mine]
     leaf = torch.ones(2, requires_grad=True) if rank == 1 else torch.zeros(5)
-    received = collectives.broadcast(leaf * 2 if rank == 1 else leaf, 1)
+    received = TorchGroup().broadcast(leaf * 2 if rank == 1 else leaf, 1)
     received.sum().backward()
     return found, received.detach(), leaf.grad if rank == 1 else received.grad, leaf.shape
 
@@ -317,8 +316,8 @@ def test_s2_5_broadcast_of_tensors_of_every_shape_and_type(pool: Any) -> None:
 def gather_objects() -> Any:
     rank = dist.get_rank()
     mine = ["x" * 10_000 * rank, Thing(rank)]
-    found = collectives.gather_objects(mine)
-    outer = collectives.gather_objects(rank, group) if (group := outer_ranks()) is not None and rank != 1 else None
+    found = TorchGroup().gather_objects(mine)
+    outer = TorchGroup(group).gather_objects(rank) if (group := outer_ranks()) is not None and rank != 1 else None
     return found, outer, found[rank] is mine
 
 
@@ -335,7 +334,7 @@ def loads(objects: Sequence[Any]) -> tuple[list[Any], int]:
     load = torch.load
     torch.load = lambda *args, **options: (calls.append(args), load(*args, **options))[1]  # type: ignore[assignment, func-returns-value]
     try:
-        found = [collectives.gather_objects(obj)[1 - dist.get_rank()] for obj in objects]
+        found = [TorchGroup().gather_objects(obj)[1 - dist.get_rank()] for obj in objects]
     finally:
         torch.load = load
     return found, len(calls)
@@ -371,7 +370,7 @@ def test_objects_with_tensors_are_loaded_by_torch(pool: Any) -> None:
 def decide() -> Any:
     rank, found = dist.get_rank(), []
     for votes in ([False] * 3, [True, False, False], [False, True, True], [True] * 3):
-        found.append([collectives.reduce_boolean_decision(votes[rank], all=every) for every in (True, False)])
+        found.append([TorchGroup().reduce_boolean_decision(votes[rank], all=every) for every in (True, False)])
     return found
 
 
@@ -383,9 +382,9 @@ def wait() -> bool | None:
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 1:
         store.get("rank 0 has been waiting")
-        collectives.barrier(name="here")
+        TorchGroup().barrier(name="here")
         return None
-    waiting = threading.Thread(target=collectives.barrier, kwargs={"name": "here"})
+    waiting = threading.Thread(target=TorchGroup().barrier, kwargs={"name": "here"})
     waiting.start()
     waiting.join(0.2)
     was_waiting = waiting.is_alive()
@@ -405,9 +404,9 @@ def gather_keyed() -> Any:
     rank = dist.get_rank()
     sums = torch.tensor([2.0**53 + 2 * rank, 0.1, rank, 4.0], dtype=torch.float64, requires_grad=rank == 0)
     return [
-        collectives.gather_keyed(["loss", "accuracy"], sums),
-        collectives.gather_keyed([], torch.zeros(0, dtype=torch.float64)),
-        collectives.gather_keyed(["x" * 1000], torch.tensor([float(rank)])),
+        TorchGroup().gather_keyed(["loss", "accuracy"], sums),
+        TorchGroup().gather_keyed([], torch.zeros(0, dtype=torch.float64)),
+        TorchGroup().gather_keyed(["x" * 1000], torch.tensor([float(rank)])),
     ]
 
 
@@ -425,32 +424,31 @@ def test_t8_numbers_are_gathered_under_their_names(pool: Any, world_size: int) -
 
 
 def alone() -> list[bool]:
-    """Whether each function gives back what it got."""
+    """Whether each method of a process group of one gives back what it got."""
     x, obj = torch.ones(2, requires_grad=True), object()
-    group = dist.new_group([dist.get_rank()], use_local_synchronization=True) if dist.is_initialized() else None
-    found = []
-    for within in (None, group) if group is not None else (None,):
-        if within is None and group is not None and dist.get_world_size() > 1:
-            continue
-        found += [
-            collectives.all_gather(x, within) is x,
-            collectives.all_gather(x, within, sync_grads=True) is x,
-            collectives.reduce(x, within) is x,
-            collectives.broadcast(obj, 0, within) is obj,
-            operator.is_(collectives.gather_objects(obj, within)[0], obj),
-            collectives.reduce_boolean_decision(True, group=within),
-            not collectives.reduce_boolean_decision(False, all=False, group=within),
-            collectives.gather_keyed(["a"], x, within).shape == (1, 2),
-            collectives.barrier(within) is None,  # type: ignore[func-returns-value]
-        ]
-    return found
+    group = TorchGroup(dist.new_group([dist.get_rank()], use_local_synchronization=True))
+    stack, detached = group.all_gather(x, sync_grads=True), group.all_gather(x)
+    return [
+        stack.tolist() == detached.tolist() == [[1, 1]] and stack.requires_grad and not detached.requires_grad,
+        group.all_reduce(x) is x,
+        group.broadcast(obj, 0) is obj,
+        operator.is_(group.gather_objects(obj)[0], obj),
+        group.reduce_boolean_decision(True),
+        not group.reduce_boolean_decision(False, all=False),
+        group.gather_keyed(["a"], x).shape == (1, 2),
+        [each.tolist() for each in group.reduce_keyed(["a"], x, x + 1)] == [[1, 1], [2, 2]],
+        group.barrier() is None,  # type: ignore[func-returns-value]
+        _one_row_is_asked_for(group),
+    ]
+
+
+def _one_row_is_asked_for(group: TorchGroup) -> bool:
+    with pytest.raises(ConfigurationError, match=r"shapes \[\(1, 2\)\].*one row"):
+        group.gather_keyed(["a"], torch.ones(1, 2))
+    return True
 
 
 def test_s2_2_without_others_everything_is_as_it_was(pool: Any) -> None:
-    assert fold(operator.and_, alone())
-    with pytest.raises(ConfigurationError, match=r"shape \(1, 2\).*values.flatten"):
-        collectives.gather_keyed(["a"], torch.ones(1, 2))
     for world_size in (1, 3):  # a group of one, of one process and of several
         for found in pool.run(alone, world_size=world_size):
             assert all(found)
-            assert len(found) == (18 if world_size == 1 else 9)

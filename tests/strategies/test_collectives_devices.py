@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from drivetrain.strategies import collectives
+from drivetrain.strategies.group import TorchGroup
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -71,21 +71,21 @@ def on_devices(backend: str, examples: str, named: bool) -> Any:
     options: dict[str, Any] = {"device": mine} if named else {}
     for kind, home in (("host", torch.device("cpu")), ("lab", mine)):
         x = torch.tensor([rank + 1.0, 5.0], device=home, requires_grad=True)
-        gathered = collectives.all_gather(x, sync_grads=True, **options)
+        gathered = TorchGroup(**options).all_gather(x, sync_grads=True)
         (gathered[1].sum() * (rank + 1)).backward()
         assert x.grad is not None
         results = {
             "gathered": gathered.detach(),
             "gradient": x.grad,
-            "mean": collectives.reduce(x, **options),
-            "count": collectives.reduce(torch.tensor(rank + 1, device=home), **options),
-            "keyed": collectives.gather_keyed(["a", "b"], x, **options),
-            "tensor": collectives.broadcast(x.detach() if rank == 1 else None, 1, **options),
-            "object": collectives.broadcast({"deep": [x.detach()]} if rank == 1 else None, 1, **options)["deep"][0],
-            "other's": collectives.gather_objects(x.detach(), **options)[1 - rank],
+            "mean": TorchGroup(**options).all_reduce(x),
+            "count": TorchGroup(**options).all_reduce(torch.tensor(rank + 1, device=home)),
+            "keyed": TorchGroup(**options).gather_keyed(["a", "b"], x),
+            "tensor": TorchGroup(**options).broadcast(x.detach() if rank == 1 else None, 1),
+            "object": TorchGroup(**options).broadcast({"deep": [x.detach()]} if rank == 1 else None, 1)["deep"][0],
+            "other's": TorchGroup(**options).gather_objects(x.detach())[1 - rank],
         }
         found[kind] = {name: (str(value.device), value.cpu()) for name, value in results.items()}, travels.taken()
-    collectives.barrier(**options)
+    TorchGroup(**options).barrier()
     found["barrier"] = travels.taken()
     dist.all_gather, dist.broadcast, dist.all_reduce = originals
     return found

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from drivetrain.errors import DrivetrainError
-from drivetrain.strategies import collectives
+from drivetrain.strategies.group import TorchGroup
 
 
 def outer_ranks() -> Any:
@@ -42,7 +42,7 @@ NAMES: list[tuple[list[list[str]], list[str]]] = [
 def gather_under(cases: Sequence[Sequence[Sequence[str]]]) -> list[str]:
     rank = dist.get_rank()
     return [
-        refused(lambda names=names[rank]: collectives.gather_keyed(names, torch.zeros(len(names)))) for names in cases
+        refused(lambda names=names[rank]: TorchGroup().gather_keyed(names, torch.zeros(len(names)))) for names in cases
     ]
 
 
@@ -58,22 +58,22 @@ def differ() -> dict[str, str]:
     ones, row = torch.ones, torch.zeros(2, dtype=torch.float64)
     leaf = torch.ones(2, requires_grad=True)
     calls: dict[str, Callable[[], Any]] = {
-        "shape": lambda: collectives.all_gather(ones(2) if first else ones(3)),
-        "dimensions": lambda: collectives.all_gather(ones(2) if first else ones(2, 1)),
-        "type": lambda: collectives.all_gather(ones(2) if first else ones(2).double()),
-        "gradients": lambda: collectives.all_gather(leaf, sync_grads=first),
-        "no tensor": lambda: collectives.all_gather(ones(2) if first else 1.0),  # type: ignore[arg-type]
-        "reduced shape": lambda: collectives.reduce(ones(2) if first else ones(3)),
-        "operation": lambda: collectives.reduce(ones(2), reduce_op="mean" if first else "sum"),
-        "function": lambda: collectives.reduce(ones(2)) if first else collectives.barrier(),
-        "barrier": lambda: collectives.barrier(name="a" if first else "b"),
-        "question": lambda: collectives.reduce_boolean_decision(True, all=first),
-        "length": lambda: collectives.gather_keyed(["a"], row if first else row[:1]),
-        "row": lambda: collectives.gather_keyed(["a"], row if first else row[None]),
-        "keyed and not": lambda: collectives.gather_keyed(["a"], row) if first else collectives.all_gather(row),
-        "control": lambda: collectives.all_gather(ones(2)),
-        "in a group": lambda: collectives.all_gather(ones(2) if first else ones(3), group),
-        "control in a group": lambda: collectives.all_gather(ones(2), group),
+        "shape": lambda: TorchGroup().all_gather(ones(2) if first else ones(3)),
+        "dimensions": lambda: TorchGroup().all_gather(ones(2) if first else ones(2, 1)),
+        "type": lambda: TorchGroup().all_gather(ones(2) if first else ones(2).double()),
+        "gradients": lambda: TorchGroup().all_gather(leaf, sync_grads=first),
+        "no tensor": lambda: TorchGroup().all_gather(ones(2) if first else 1.0),  # type: ignore[arg-type]
+        "reduced shape": lambda: TorchGroup().all_reduce(ones(2) if first else ones(3)),
+        "operation": lambda: TorchGroup().all_reduce(ones(2), op="mean" if first else "sum"),
+        "function": lambda: TorchGroup().all_reduce(ones(2)) if first else TorchGroup().barrier(),
+        "barrier": lambda: TorchGroup().barrier(name="a" if first else "b"),
+        "question": lambda: TorchGroup().reduce_boolean_decision(True, all=first),
+        "length": lambda: TorchGroup().gather_keyed(["a"], row if first else row[:1]),
+        "row": lambda: TorchGroup().gather_keyed(["a"], row if first else row[None]),
+        "keyed and not": lambda: TorchGroup().gather_keyed(["a"], row) if first else TorchGroup().all_gather(row),
+        "control": lambda: TorchGroup().all_gather(ones(2)),
+        "in a group": lambda: TorchGroup(group).all_gather(ones(2) if first else ones(3)),
+        "control in a group": lambda: TorchGroup(group).all_gather(ones(2)),
     }
     return {name: refused(call) for name, call in calls.items()}
 
@@ -115,7 +115,7 @@ def call_on_one(comes: bool) -> str | None:
     if dist.get_rank() == 1 and not comes:
         store.get("rank 0 has given up")
         return None
-    text = refused(lambda: collectives.reduce(torch.ones(1)))
+    text = refused(lambda: TorchGroup().all_reduce(torch.ones(1)))
     store.set("rank 0 has given up", "1")
     return text
 
@@ -133,10 +133,10 @@ def test_t8_a_rank_that_never_comes_is_an_error_after_the_groups_timeout(pool: A
 def reduce_what_has_no_such_operation() -> list[str]:
     half, other = dist.get_rank() == 0, torch.ones(2, dtype=torch.complex64)
     return [
-        refused(lambda: collectives.reduce(other, reduce_op="max")),
-        refused(lambda: collectives.reduce(torch.ones(2), reduce_op=dist.ReduceOp.BAND)),
-        refused(lambda: collectives.reduce(torch.ones(2, dtype=torch.uint64))),
-        refused(lambda: collectives.reduce(torch.ones(2).to_sparse() if half else torch.ones(2))),
+        refused(lambda: TorchGroup().all_reduce(other, op="max")),
+        refused(lambda: TorchGroup().all_reduce(torch.ones(2), op=dist.ReduceOp.BAND)),
+        refused(lambda: TorchGroup().all_reduce(torch.ones(2, dtype=torch.uint64))),
+        refused(lambda: TorchGroup().all_reduce(torch.ones(2).to_sparse() if half else torch.ones(2))),
     ]
 
 
@@ -151,13 +151,17 @@ def test_a_type_without_the_operation_is_an_error_needs_every_rank(pool: Any) ->
 def broadcast_wrongly() -> list[str]:
     rank, group = dist.get_rank(), outer_ranks()
     found = [
-        refused(lambda: collectives.broadcast(1, src=rank)),
-        refused(lambda: collectives.broadcast(1, src=3)),
-        refused(lambda: collectives.broadcast(lambda: None)),
-        refused(lambda: collectives.broadcast(1, src=1, group=group)),
-        refused(lambda: collectives.gather_objects((lambda: None) if rank == 1 else 1)),
+        refused(lambda: TorchGroup().broadcast(1, src=rank)),
+        refused(lambda: TorchGroup().broadcast(1, src=3)),
+        refused(lambda: TorchGroup().broadcast(lambda: None)),
+        refused(lambda: TorchGroup(group).broadcast(1, src=1)),
+        refused(lambda: TorchGroup().gather_objects((lambda: None) if rank == 1 else 1)),
     ]
-    return [*found, str(collectives.broadcast(rank, 1)), str(collectives.gather_objects(rank))]  # the group still works
+    return [
+        *found,
+        str(TorchGroup().broadcast(rank, 1)),
+        str(TorchGroup().gather_objects(rank)),
+    ]  # the group still works
 
 
 def test_an_object_that_cannot_travel_is_an_error_needs_every_rank(pool: Any) -> None:

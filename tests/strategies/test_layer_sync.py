@@ -111,7 +111,7 @@ def test_a_strategy_that_would_not_apply_it_is_an_error(make_trainer: Any, regre
     strategy.layer_sync = Recording()
     trainer = make_trainer()
     trainer.progress.fn = "fit"
-    with pytest.raises(ConfigurationError, match="The Recording in plugins changes layers .*Several does not use one"):
+    with pytest.raises(ConfigurationError, match="The Recording in plugins synchronises .*Several does not do"):
         strategy.setup(trainer)
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
-from drivetrain.callbacks._checkpoint_files import save_new
+from drivetrain.callbacks._checkpoint_durability import save_new
 from drivetrain.checkpoints import AsyncCheckpointIO, TorchCheckpointIO
 from drivetrain.errors import CheckpointError
 from drivetrain.strategies import DDPStrategy, rank_files

@@ -1,5 +1,5 @@
-"""Warnings about loaders that seem swapped, ranks that see the same samples, and dropped predictions; and advice on
-loaders that make a run slow.
+"""Warnings about loaders that seem swapped, ranks that see the same samples, and lost predictions; advice on loaders
+that make a run slow.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from drivetrain.data.kept import parts_of
 from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.run import Run
 
-_COMPARED = 65_536  # number of values of a batch that are compared
-_LONG_WAIT, _LONG_WAIT_S = 0.25, 0.1  # from when a first batch is late: the part of an epoch, and the seconds
+_COMPARED = 65_536  # how many values of a batch enter its checksum
+# an epoch's first batch is late if it takes this part of the epoch and this many seconds
+_LONG_WAIT, _LONG_WAIT_S = 0.25, 0.1
 
 
 class DataWatch:
@@ -33,7 +34,7 @@ class DataWatch:
         self._workers_advised = False
 
     def on_train_start(self) -> None:
-        """Advise pinned memory if the loader's workers yield batches from which copies make the host wait."""
+        """Advise pinned memory if copying the batches of the loader's workers to the device makes the host wait."""
         run = self._run
         self._compare_loaders()
         for loader in parts_of(run.loaders.training()) if run.engine.accelerator.supports_pinned_memory else ():
@@ -47,7 +48,9 @@ class DataWatch:
         self._epoch_began, self._epochs = time.perf_counter(), self._epochs + 1
 
     def epoch_closed(self) -> None:
-        """Advise persistent workers if the wait for the first batch is a large part of an epoch after the first."""
+        """Advise persistent workers if, in an epoch after the first, the wait for the epoch's first batch takes a large
+        part of the time.
+        """
         self._compare_loaders()
         if self._workers_advised or self._epochs < 2:
             return
@@ -68,7 +71,7 @@ class DataWatch:
     def _compare_loaders(self) -> None:
         """Warn if the validation loader shuffles and the training loader does not.
 
-        The check runs when the validation loaders exist: at the start, or after the first validation.
+        The check runs as soon as the validation loaders exist: at the start of the fit, or after the first validation.
         """
         run = self._run
         if self._loaders_compared or not (run.validates() and run.loaders.is_known("validate")):
@@ -83,7 +86,7 @@ class DataWatch:
             )
 
     def before_validation(self) -> None:
-        """Warn if the ranks have trained on the same batch; all ranks call it, once per fit."""
+        """Warn if the ranks have trained on the same batch; all ranks must call this, once per fit."""
         run = self._run
         if self._samples_compared or run.window.gather is None:
             return
@@ -102,7 +105,7 @@ class DataWatch:
         """Warn if the ranks have logged different values without ``sync_dist``: loggers and callbacks only see the
         values of rank 0.
 
-        All ranks call it: it communicates once, at the first evaluation of each kind in a run.
+        All ranks must call this, because the ranks exchange checksums, once for each kind of evaluation in a run.
         """
         run = self._run
         if run.window.gather is None or stage not in ("validate", "test") or stage in self._values_compared:
@@ -144,13 +147,13 @@ class DataWatch:
 
 
 def _digest(batch: Any) -> int | None:
-    """Return a checksum of the first tensor of ``batch`` that contains different values; ``None`` if there is none."""
+    """Return a checksum of the first tensor of ``batch`` whose values are not all equal; ``None`` if there is none."""
     for _, leaf in leaves(batch):
         if isinstance(leaf, Tensor) and not leaf.is_complex():
             values = leaf.detach().flatten()[:_COMPARED].cpu().double()
             if values.numel() > 1 and bool((values != values[0]).any()):
                 data = bytearray(values.nbytes)
-                # without numpy, which is an optional dependency
+                # this needs no numpy, which is an optional dependency
                 torch.frombuffer(data, dtype=torch.float64).copy_(values)
                 return zlib.crc32(data)
     return None

@@ -1,4 +1,6 @@
-"""The place of an exception in a run: a note that Python prints below its traceback."""
+"""Add to an exception a note on the place in the run at which it was raised; Python prints notes below the
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def note_place(error: BaseException, progress: Progress, rank: int, run: Run | N
     hook = _hook_of(error) or (f"{scheduler}.step" if scheduler else _PARTS.get(progress.phase, ""))
     place = _place(progress, fetching=not hook)
     if re.search(r"\d", place):
-        place += " (counted from 0)"  # as in hooks and files; a bar counts epochs from 1
+        place += " (counted from 0)"  # hooks and files count so, too, but a progress bar counts epochs from 1
     note = f"{f'in {hook}, ' if hook else ''}{place}, on rank {rank}."
     cures = [_cure_of_backward(error, progress), _cure_of_schedule(error, scheduler), _cure_of_torch(error)]
     if run is not None:
@@ -72,7 +74,7 @@ _WRONG_LOG = re.compile(
 def _cure_of_log(error: Exception, run: Run) -> str:
     """Return the correct call of ``self.log`` if Python refused the arguments; "" for another error.
 
-    The cure is found here instead of in ``log``, so that a correct call of ``log`` costs nothing more.
+    Arguments are checked here and not in ``log``, so that correct calls of ``log`` cost no additional time.
     """
     found = _WRONG_LOG.match(text_of(error)) if isinstance(error, TypeError) else None
     if found is None:
@@ -98,7 +100,9 @@ def _cure_of_backward(error: Exception, progress: Progress) -> str:
 
 
 def _cure_of_schedule(error: Exception, scheduler: str) -> str:
-    """Return the required length of a scheduler that was stepped more often than possible; "" for another error."""
+    """If a scheduler was stepped more often than its length allows, return the length that is needed; "" for another
+    error.
+    """
     if not scheduler or "Tried to step" not in text_of(error):
         return ""
     return (
@@ -109,7 +113,9 @@ def _cure_of_schedule(error: Exception, scheduler: str) -> str:
 
 
 def _cure_of_batch(error: Exception, run: Run) -> str:
-    """Return why a batch is a list or dictionary that the step did not expect; "" for another error."""
+    """If a step has failed because it did not expect a list or dictionary as batch, return why the batch is one; "" for
+    another error.
+    """
     progress, name = run.progress, type(run.module).__name__
     if progress.loop_stage is RunningStage.PREDICTING and not overrides(run.module, "predict_step", TrainableModule):
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -137,7 +143,9 @@ def _cure_of_batch(error: Exception, run: Run) -> str:
 
 
 def _cure_of_arguments(error: Exception, run: Run) -> str:
-    """Return what a step gets if its second argument is not named like an index; "" for another error."""
+    """If a step's second argument has no name for an index, return what the step gets as arguments; "" for another
+    error.
+    """
     if not isinstance(error, (TypeError, AttributeError)) or (name := _STEPS.get(run.progress.loop_stage)) is None:
         return ""
     names = list(inspect.signature(getattr(run.module, name)).parameters)[:2]
@@ -151,7 +159,7 @@ def _cure_of_arguments(error: Exception, run: Run) -> str:
 
 
 def _cure_of_torch(error: Exception) -> str:
-    """Return the cure for an error of torch in the table beside this file; "" for another error."""
+    """Return the cure from the table beside this file, if an error of torch is in it; "" for another error."""
     found = (
         cure
         for pattern, cure in tables(__file__, "error_notes.ini")["cures"].items()
@@ -209,7 +217,9 @@ def _scheduler_of(error: Exception) -> str:
 
 
 def _hook_of(error: Exception) -> str:
-    """Return the outermost user function that the run has called; "" if there is none."""
+    """Return the outermost function of the user's code in the traceback that drivetrain has called; "" if there is
+    none.
+    """
     entered = False
     for frame, _ in traceback.walk_tb(error.__traceback__):
         path = frame.f_code.co_filename
@@ -221,7 +231,7 @@ def _hook_of(error: Exception) -> str:
 
 
 def _place(progress: Progress, fetching: bool) -> str:
-    """Return the phase as text. ``fetching``: the loop waits for a batch, so the loader is running, not a hook."""
+    """Return the phase as text. ``fetching``: no hook was running, so in a fetch phase the loader was."""
     phase, stage, epoch, batch = progress.phase, progress.loop_stage, progress.current_epoch, progress.batch_idx
     if stage is None:
         return f"while {progress.fn.value if progress.fn else 'the run'} was being set up"
@@ -276,7 +286,9 @@ _EVALUATIONS = {
 
 
 def memory_note(error: Exception, run: Run) -> str:
-    """Return the contents of the device's memory by kind, and what to change; "" for another error."""
+    """For an error because memory is exhausted, return the contents of the device's memory by kind, and what to change;
+    "" for another error.
+    """
     if not is_out_of_memory(error):
         return ""
     device = run.engine.strategy.root_device
@@ -310,7 +322,9 @@ def _held(error: Exception, run: Run, device: torch.device) -> dict[str, int]:
 
 
 def _batch_of(error: Exception) -> Any:
-    """Return the current batch from the frames of the loops, so that a step need not store it for this note."""
+    """Return the current batch, found in the traceback's frames of the loops, so that the loops need not store each
+    batch for this note.
+    """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = [each for each in frames if each.f_globals.get("__name__", "").startswith("drivetrain.loops.")]
     found = [each.f_locals["batch"] for each in own if each.f_locals.get("batch") is not None]
@@ -318,7 +332,7 @@ def _batch_of(error: Exception) -> Any:
 
 
 def _cures(run: Run, held: dict[str, int], used: int | None) -> str:
-    """Return what to change, the most likely cure first."""
+    """Return what to change so that less memory is used, the most likely cure first."""
     stage, strategy = run.progress.loop_stage, run.engine.strategy
     if stage is not RunningStage.TRAINING:
         cures = ["use a smaller batch_size in the loader of this stage"]
@@ -338,7 +352,7 @@ def _cures(run: Run, held: dict[str, int], used: int | None) -> str:
         cures.append('write precision="bf16-mixed"')
     kept = sum(number for kind, number in held.items() if kind != "the batch")
     model_is_large = run.progress.phase is Phase.OPTIMIZER_STEP or (used is not None and kept > used / 2)
-    if not strategy.facts.calls_through_forward:  # sharding strategies set calls_through_forward
+    if not strategy.facts.calls_through_forward:  # calls_through_forward is only set by sharding strategies
         shard = 'write strategy="fsdp" on several devices, which shards parameters, gradients and optimizer state'
         cures.insert(0 if model_is_large else len(cures), shard)
     if run.progress.phase is Phase.OPTIMIZER_STEP and not held["optimizer state"]:

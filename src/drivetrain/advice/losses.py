@@ -1,4 +1,6 @@
-"""Steps that return no loss, trials that would never end, and logged values that are nan or that no logger gets."""
+"""Warnings about steps that return no loss, trials that would never end, and logged values that are nan or that no
+logger gets. A window is the batches of one optimizer step.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,15 @@ from drivetrain.logbook.logbook import Row
 from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.losses import loss_of
 
-PATIENCE = 100  # number of windows in a row without a step; a loss scale that starts too large skips fewer than 40
-_FEWEST = 3  # windows without a loss before a fit with a smaller max_steps ends: it may skip its first batches
+# the most windows in a row without an optimizer step; a loss scale that starts too large causes fewer than 40
+PATIENCE = 100
+# a fit with a smaller max_steps ends only after so many windows without a loss, because it may skip its first batches
+_FEWEST = 3
 
 
 class Patience:
-    """Ends a trial that makes no optimizer steps any more: the module may skip every further batch.
+    """Ends a learning-rate or batch-size trial that makes no more optimizer steps, because the module may skip every
+    further batch.
 
     Args:
         run: a run without a limit on epochs.
@@ -36,7 +41,7 @@ class Patience:
     on_train_epoch_start = on_train_start
 
     def batches_ended(self) -> None:
-        # on_train_batch_start has ended the epoch before its first window
+        # count also an epoch that on_train_batch_start has ended before the first window
         if self._run.progress.stepped_batches == self._windows:
             self._count()
 
@@ -80,11 +85,11 @@ class LossWatch(Patience):
         """Called after a window without an optimizer step; ``output`` is the step's output for its last batch.
 
         Raises:
-            ConfigurationError: ``training_step`` cannot return a loss, has returned none for ``max_steps`` windows (at
-                least 3), or no longer returns any.
+            ConfigurationError: ``training_step`` has no return with a value, has returned no loss from the beginning
+                for ``max_steps`` windows (at least 3), or has stopped returning losses.
         """
         if self._run.window.batches_with_gradients or loss_of(output)[0] is not None:
-            return  # a batch of the window had a loss, and the optimizer step was skipped for another reason
+            return  # a batch of the window had a loss, so the optimizer step was skipped for another reason
         self._windows_without += 1
         self._count()
         if self._windows_without < self._run.progress.stepped_batches - self._windows_before:
@@ -140,7 +145,7 @@ def returns_nothing(function: Callable[..., Any]) -> bool:
 
 
 def _own_nodes(function: ast.AST) -> list[ast.AST]:
-    """Return the nodes of a function's body, without those of inner functions and classes."""
+    """Return the nodes of a function's syntax tree, without the bodies of inner functions and classes."""
     nodes: list[ast.AST] = []
     for node in ast.iter_child_nodes(function):
         nodes.append(node)
@@ -158,7 +163,7 @@ class LogWatch:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._nan_told = False
-        self._unlogged: set[str] = set()  # names of per-step values that no logger has received so far
+        self._unlogged: set[str] = set()  # names of logged per-step values that no logger has got so far
 
     def logged_nan(self, names: Sequence[str], step: int) -> None:
         if not self._nan_told:
@@ -170,14 +175,14 @@ class LogWatch:
             )
 
     def values_left(self, rows: Sequence[Row]) -> None:
-        """Called when an epoch has ended with these per-step values, which no flush has read."""
+        """Called at the end of an epoch with the logged per-step values that were not passed to the loggers."""
         run = self._run
         if run.log is not None and run.progress.stepped_batches < run.limits.log_every_n_steps:
             self._unlogged.update(row.name for row in rows if row.entry.to_logger)
 
     def on_train_end(self) -> None:
         steps, every = self._run.progress.stepped_batches, self._run.limits.log_every_n_steps
-        if self._unlogged and 0 < steps < every:  # with 0 steps, nothing was due yet
+        if self._unlogged and 0 < steps < every:  # 0: nothing was trained, so no value was due
             rank_zero_warn(
                 f"{', '.join(sorted(self._unlogged))}: logged in training steps, but after {steps} steps no logger has "
                 f"seen it, because log_every_n_steps={every}. Write a smaller log_every_n_steps. [DT1027]"

@@ -15,7 +15,7 @@ from drivetrain.loops.run import Run
 from drivetrain.module.optimizers import parameters_of
 from drivetrain.strategies.step import steps_itself
 
-_HALF_OF_SMALLEST = 2.0**-25  # half of float16's smallest number: smaller values round to 0
+_HALF_OF_SMALLEST = 2.0**-25  # half of float16's smallest positive number; smaller values are rounded to 0
 
 
 class ModelWatch:
@@ -81,8 +81,8 @@ class ModelWatch:
 
 
 def modules_in_eval_mode(module: nn.Module, name: str = "") -> list[str]:
-    """Return the names of modules in eval mode, except modules with only frozen parameters, where eval mode is
-    intended.
+    """Return the names of modules in eval mode. Modules whose parameters are all frozen are left out, because their
+    eval mode is intended.
     """
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
@@ -133,7 +133,7 @@ def check_parameters(run: Run) -> None:
             "nn.Parameter(...), or save them in on_save_checkpoint."
         )
     _warn_of_hidden_layers(module)
-    if not steps_itself(run.engine.strategy):  # otherwise the strategy may step float32 master weights
+    if not steps_itself(run.engine.strategy):  # a strategy that steps itself may use float32 master weights
         _warn_of_eps(optimizers)
 
 

@@ -1,4 +1,4 @@
-"""Which observers look at a run."""
+"""Choose the observers that watch a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from drivetrain.loops.run import Run
 
 
 def observers_of(run: Run, predictions: Any) -> list[Any]:
-    """Return the observers of ``run``, which is set up; ``predictions`` collects the outputs of a prediction."""
+    """Return the observers of ``run``, after it was set up. ``predictions`` is the object that collects what
+    ``predict_step`` returns.
+    """
     automatic = run.module.automatic_optimization
     found: list[Any] = [LimitsWatch(run), ModelWatch(run), DataWatch(run, predictions), LogWatch(run)]
     found.append(AutomaticWatch(run) if automatic else ManualWatch(run))

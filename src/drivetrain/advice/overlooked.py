@@ -15,12 +15,14 @@ from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.trainable import TrainableModule
 from drivetrain.settings import Settings
 
-_ALIKE = 0.87  # difflib's ratio; "automatic_optimisation" and "max_epoch" are more similar than this
+_ALIKE = 0.87  # difflib's ratio; "automatic_optimisation" and "max_epoch" are more similar to the right names than this
 _OF_MODULE = ("automatic_optimization", "example_input_array", "strict_loading")
 
 
 def warn_of_attribute(owner: Any, name: str, known: Iterable[str]) -> None:
-    """Warn if ``name``, which is set on ``owner`` and never read, is similar to one of the ``known`` names."""
+    """Warn if ``name``, an attribute of ``owner`` that was set and is never read, is similar to one of the ``known``
+    names.
+    """
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=_ALIKE)
     if close and not name.startswith(close[0]) and not name.startswith("_"):  # "logger2" is intended
         rank_zero_warn(
@@ -29,12 +31,14 @@ def warn_of_attribute(owner: Any, name: str, known: Iterable[str]) -> None:
         )
 
 
-# per callback, the Trainer and the module of its last fit
+# for each callback, the Trainer and the module of the callback's last fit
 _FITTED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
 
 def warn_of_used_callbacks(trainer: Any, module: TrainableModule, base: type) -> None:
-    """Warn about callbacks, subclasses of ``base``, with state from another Trainer's fit of another model."""
+    """Warn about callbacks that still have the state of a fit by another Trainer with another model; ``base`` is the
+    base class of callbacks.
+    """
     for callback in trainer.callbacks:
         if not overrides(callback, "state_dict", base):
             continue
@@ -48,7 +52,9 @@ def warn_of_used_callbacks(trainer: Any, module: TrainableModule, base: type) ->
 
 
 def tell_of_used_trainer(trainer: Any, module: TrainableModule) -> None:
-    """Log that a fit continues the counters of another model's fit, as when a cell of a notebook runs again."""
+    """Log a message if a fit continues the step counters of another model's fit, as happens when a cell of a notebook
+    is run again.
+    """
     progress, earlier = trainer.progress, trainer.lightning_module
     if progress.global_step and earlier is not None and earlier is not module:
         rank_zero_info(
@@ -89,7 +95,7 @@ def _shortened(settings: Settings) -> str:
 
 
 def check_manual(name: str, settings: Settings) -> None:
-    """Refuse clipping and accumulation in manual optimization, where the loop steps no optimizer.
+    """Refuse clipping and accumulation in manual optimization, because the loop does not step the optimizers there.
 
     Raises:
         ConfigurationError: clipping or accumulation is set.
@@ -110,7 +116,9 @@ def check_manual(name: str, settings: Settings) -> None:
 
 
 def unknown_of(fn: TrainerFn, unknown: Mapping[str, Any], own: list[str]) -> UnknownArgumentError:
-    """Return the error for an argument that the entry point of ``fn`` does not have; ``own``: its arguments."""
+    """Return the error for an argument that the Trainer's method for ``fn``, such as ``fit``, does not have; ``own``:
+    the arguments that it has.
+    """
     name = next(iter(unknown))
     arguments = [field.name for field in dataclasses.fields(Settings)]
     if name in arguments:

@@ -1,10 +1,10 @@
-"""Measure where the wall time of a fit goes, from a thread that reads the phase, which the loops write anyway.
+"""Measure where the wall time of a fit goes, with a thread that reads at intervals in which phase the fit is.
 
 [Note: what a look sees]
-The thread looks at the phase at intervals. It adds the time since its last look to the part of the fit to which the
-phase belongs, so the parts add up to the wall time. In some phases it also looks for the innermost line of users' code
-in the stack of the thread that trains. It reads no source files while the fit runs, because importing or reading a file
-in a thread could block a fork.
+The loops write the current phase in any case. At intervals the thread reads the phase (it "looks"), and adds the time
+since its last look to the part of the fit to which the phase belongs. So the parts add up to the wall time. In some
+phases the thread also reads the stack of the thread that trains, to find the innermost line of users' code. It reads no
+source files while the fit runs: a fork while a thread imports or reads a file could make the forked process hang.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from drivetrain.loops.run import Run
 
 _PART_OF = ["start"] * (max(Phase) + 1)
-"""The part of a fit's time to which each phase belongs."""
+"""For each phase, the part of a fit's time to which the phase belongs."""
 for _phase, _part in {
     Phase.EPOCH_START: "hooks", Phase.FETCH: "fetch", Phase.BATCH_START: "hooks", Phase.FORWARD: "forward",
     Phase.BACKWARD: "backward", Phase.OPTIMIZER_STEP: "optimizer", Phase.BATCH_END: "hooks", Phase.LOG_FLUSH: "log",
@@ -48,25 +48,30 @@ for _phase, _part in {
     _PART_OF[_phase] = _part
 
 _SEEN_IN_STACK = frozenset({Phase.FETCH, Phase.BATCH_START, Phase.FORWARD, Phase.EPOCH_END})
-"""The phases in which the stack tells more than the phase."""
+"""The phases in which the stack is read, because the phase alone does not say which code runs."""
 
 _OWN_PLACES = {
     ("tree.py", "move"): "move", ("hooks.py", "by_hooks"): "move", ("step.py", "manual_backward"): "backward",
     ("own_step.py", "backward"): "backward", ("own_step.py", "optimizer_step"): "optimizer",
     ("run.py", "publish"): "log",
 }  # fmt: skip
-"""Functions of drivetrain whose time belongs to another part than their phase: file and name -> part."""
+"""For functions of drivetrain (file and name) during which the time belongs to another part than the phase says, this
+part."""
 
 _USERS, _FETCHER, _LOOP = "a user's", "torch's data loading", "the loop, where the stack of a batch ends"
 
-_EVERY_S, _LOOKS_PER_AGE = (0.1, 0.5), 20  # a look after each 1/20 of the fit's age, within these limits
-_MOST_POINTS = 64  # of a curve of memory
+# the seconds between two looks are 1/20 of the fit's age, within these limits
+_EVERY_S, _LOOKS_PER_AGE = (0.1, 0.5), 20
+_MOST_POINTS = 64  # the most points of a curve of memory
 
-_FETCH_S, _FORWARD_S = board.ENGINE + 1, board.ENGINE + 2  # where a rank writes them on the board, in microseconds
+# the words of the board into which a rank writes these times, in microseconds
+_FETCH_S, _FORWARD_S = board.ENGINE + 1, board.ENGINE + 2
 
 
 class _Place(NamedTuple):
-    """Where a look has found the thread that trains: the part, the user's line, and the line of torch's fetcher."""
+    """Where the thread that trains was at a look: the part, the line of users' code, and the line of torch's
+    fetcher.
+    """
 
     part: str
     file: str = ""
@@ -76,7 +81,7 @@ class _Place(NamedTuple):
 
 
 class Sampler(threading.Thread):
-    """Measures one fit, from its creation to :meth:`stop`, both in the thread that trains.
+    """Measures one fit, from the creation of this object until :meth:`stop`. The thread that trains must do both.
 
     Args:
         run: the run of the fit.
@@ -91,14 +96,14 @@ class Sampler(threading.Thread):
         self._before = "restart" if resumes else "start"
         self._seconds, self._looks = {**dict.fromkeys(PARTS, 0.0), self._before: self._last_s - began_s}, 0
         self._places: defaultdict[_Place, float] = defaultdict(float)
-        self._kinds: dict[tuple[str, str], str] = {}  # by file and name of a function
+        self._kinds: dict[tuple[str, str], str] = {}  # for the file and the name of a function, the kind of its code
         self._stack = ThreadStack(threading.get_ident())
         self._core_file, self._core_from_s = f"/proc/self/task/{threading.get_native_id()}/schedstat", 0.0
         self._memory: dict[str, list[float]] = {"host": [], "device": []}
         self._busy: list[float] = []
         self._period_s, self._due_s = 0.1, 0.0
         device = run.engine.strategy.root_device
-        self._device = None if device == HOST else device  # None: the host computes
+        self._device = None if device == HOST else device  # None if the CPU computes
         self._earlier_batches = self._progress.total_batches
         self._sheet = board.own_sheet()
         self._over, self._lock = threading.Event(), threading.Lock()
@@ -109,7 +114,8 @@ class Sampler(threading.Thread):
         while True:
             age_s, looks = self._last_s - self._began_s, looks + 1
             wait_s = min(max(age_s / _LOOKS_PER_AGE, shortest_s), longest_s)
-            if self._over.wait(wait_s * (0.5 + looks * 0.618 % 1)):  # uneven, so as not to follow the rhythm of steps
+            # the intervals are uneven, so that looks do not fall into the rhythm of the steps
+            if self._over.wait(wait_s * (0.5 + looks * 0.618 % 1)):
                 return
             with self._lock:
                 self._look()
@@ -161,7 +167,7 @@ class Sampler(threading.Thread):
         """Read the memory in use and the device's utilization, at most ``_MOST_POINTS`` times."""
         stats: Mapping[str, float] = {}
         if self._device is not None:
-            with suppress(Exception):  # without its statistics, a device is not judged
+            with suppress(Exception):  # if a device gives no statistics, it is not judged
                 stats = self._run.engine.accelerator.get_device_stats(self._device)
         if "utilization_percent" in stats:
             self._busy.append(stats["utilization_percent"] / 100)
@@ -175,7 +181,7 @@ class Sampler(threading.Thread):
         self._due_s = now_s + self._period_s
 
     def time_spent(self, final: bool = False) -> TimeSpent:
-        """Return where the time has gone until now; ``final``: with the verdict."""
+        """Return where the time has gone until now; with ``final``, also the verdict."""
         with self._lock:
             if not self._over.is_set():
                 self._look()
@@ -221,10 +227,12 @@ class Sampler(threading.Thread):
         )
 
     def _ranks(self) -> Sequence[RankTimes]:
-        """Return the times of this machine's ranks, as they are on the board; nothing on other ranks than 0."""
+        """Return the times that this machine's ranks have written on the board (the files through which ranks report);
+        empty on all ranks but 0.
+        """
         if self._sheet is None or self._run.engine.strategy.global_rank:
             return ()
-        with suppress(OSError, ValueError):  # the folder of the board is gone
+        with suppress(OSError, ValueError):  # the folder of the board was removed
             shared = board.Board.found(self._sheet.folder)
             words = [shared.words(each) for each in range(len(shared.ranks))]
             return [
@@ -250,7 +258,9 @@ def _line(what: str, place: _Place, seconds: float) -> Line:
 
 
 def _core_wait_s(file: str) -> float:
-    """Return for how long a thread was ready to run and got no core; 0 if the system does not count that."""
+    """Return for how many seconds a thread was ready to run but had to wait for a CPU core; 0 if the system does not
+    count this.
+    """
     try:
         return int(Path(file).read_text(encoding="ascii").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -258,7 +268,9 @@ def _core_wait_s(file: str) -> float:
 
 
 def _host_memory() -> float | None:
-    """Return the bytes of memory that this process has for itself; ``None`` if the system does not count that."""
+    """Return the bytes of memory that this process does not share with others; ``None`` if the system does not count
+    them.
+    """
     try:
         _, resident, shared, *_ = Path("/proc/self/statm").read_text(encoding="ascii").split()
         return float((int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE"))
@@ -271,19 +283,21 @@ def _host_memory() -> float | None:
 
 _THREAD = re.compile(r"(?:Current t|T)hread 0x([0-9a-f]+).*\n")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-_ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")  # letters that are not ASCII
+# faulthandler escapes letters that are not ASCII
+_ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
-_PIPE_HOLDS = 65_536  # bytes: a pipe that is full loses what is written then
+_PIPE_HOLDS = 65_536  # bytes; what is written to a full pipe is lost
 
 
 class ThreadStack:
-    """Reads the frames of one thread, from any other.
+    """Reads the stack frames of one thread, called from any other thread.
 
-    faulthandler writes them in one call, which no other Python code can interrupt. Reading the frame objects of a
-    thread that runs can crash Python 3.11: the thread may return from a frame meanwhile.
+    faulthandler writes the frames in one call, which no other Python code can interrupt. Reading frame objects directly
+    can crash Python 3.11, because the running thread may return from a frame at the same time.
 
-    faulthandler makes a system call for each word, and such a call costs half as much for a pipe as for a file. If the
-    frames of all threads do not fit into a pipe, and on Windows, it writes to an unnamed file.
+    It writes to a pipe, because faulthandler makes a system call for each word, and such a call costs half as much for
+    a pipe as for a file. On Windows, or if the frames of all threads do not fit into a pipe, it writes to an unnamed
+    file.
 
     Args:
         thread: the thread's :func:`threading.get_ident`.
@@ -311,7 +325,7 @@ class ThreadStack:
         if self._file < 0 and self._writes >= 0:
             faulthandler.dump_traceback(self._writes)
             text = os.read(self._reads, _PIPE_HOLDS)
-            if len(text) < _PIPE_HOLDS - 4096:  # a pipe counts in pages, so it may be full before
+            if len(text) < _PIPE_HOLDS - 4096:  # 4096: a pipe counts in pages, so it may be full a page earlier
                 return text
         if self._file < 0:
             file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # close() closes it

@@ -1,5 +1,5 @@
 """Warnings about optimizers and schedulers that never step, or step too often, and about limits that a fit never
-reaches.
+reaches. A window is the batches of one optimizer step.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class _EpochWatch:
 
     Attributes:
         run: the fit.
-        complete: whether this run trains the epoch from its first batch; otherwise it resumes in the epoch's middle or
-            at its end.
+        complete: whether this run trains the epoch from its first batch; if not, the run resumes in the epoch's middle
+            or at its end.
         steps, windows: ``global_step`` and the finished windows at the start of the epoch.
         counts: how often each scheduler had stepped at the start of the epoch.
     """
@@ -47,8 +47,8 @@ class AutomaticWatch(_EpochWatch):
         self._without_steps = 0  # number of epochs in a row without a step
 
     def before_validation(self) -> None:
-        """Report once which parameters the loss does not reach; only with one process, because a strategy may keep
-        gradients elsewhere.
+        """Report, once, the parameters that get no gradient. This is done with one process only, because with several a
+        strategy may keep gradients elsewhere.
         """
         run, looked = self.run, self._looked
         self._looked = True
@@ -57,7 +57,7 @@ class AutomaticWatch(_EpochWatch):
             return
         reached = {id(each) for each in parameters_of(optimizers[0]) if each.grad is not None}
         reached |= {id(each) for each in optimizers[0].state}
-        # the other parameters are on other ranks
+        # parameters on the meta device are on other ranks
         here = [each for each in parameters_of(optimizers[0]) if not each.is_meta]
         trained = {id(each) for each in here if each.requires_grad}
         named = [name for name, each in run.module.named_parameters() if id(each) in trained - reached]
@@ -78,13 +78,15 @@ class AutomaticWatch(_EpochWatch):
     def _check_steps(self) -> None:
         run = self.run
         losses = run.window.batches_with_gradients and run.progress.stepped_batches > self.windows
-        open_window = run.window.batches_done > 0  # the request to stop came before the step of the open window
+        # the fit was asked to stop inside a window, before the window's optimizer step
+        open_window = run.window.batches_done > 0
         if not losses or open_window or run.progress.global_step > self.steps:
             self._without_steps = 0
             return
         self._without_steps += 1
         if self._without_steps == (2 if run.engine.precision.scales_loss else 1) and not self._steps_told:
-            # an epoch without steps is normal: a loss scale that starts too large may need an epoch
+            # with a loss scale, one epoch without steps is normal, because a scale that starts too large may need an
+            # epoch to fall
             self._steps_told = True
             rank_zero_warn(
                 "This epoch had losses, and no optimizer step was made, so nothing was updated. An override of "
@@ -108,14 +110,14 @@ class AutomaticWatch(_EpochWatch):
 
 
 class ManualWatch(_EpochWatch):
-    """Checks a fit with manual optimization; hooks on its optimizers observe their first two steps."""
+    """Checks a fit with manual optimization, by observing the first two steps of each optimizer with hooks."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._told = self._add_up = False
         self._idle: dict[int, Any] = {}  # optimizers that have not stepped, and the hooks that observe their steps
-        self._spent: list[Any] = []  # hooks that are no longer needed
-        self._first: dict[int, Any] = {}  # optimizer -> a gradient of its first step, until its second step
+        self._spent: list[Any] = []  # handles of hooks that have done their work
+        self._first: dict[int, Any] = {}  # for each optimizer, a gradient of its first step, until its second step
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -132,7 +134,7 @@ class ManualWatch(_EpochWatch):
             if gradient is None or seen_twice:
                 return
             handle = self._idle.pop(index, None)
-            if handle is not None:  # the first step with gradients
+            if handle is not None:  # this is the optimizer's first step with gradients
                 self._first[index] = gradient
                 self._spent.append(handle)  # not removed in the hook, because torch is iterating over its hooks
             elif index in self._first:
@@ -154,7 +156,7 @@ class ManualWatch(_EpochWatch):
         if progress.batch_idx < 0 or progress.resumed_batches >= 0:
             return
         if run.window.batches_with_gradients and progress.earlier_batches == 0:
-            return  # the module may accumulate over more than one epoch
+            return  # the first epoch may end without a step, because the module may accumulate over more than one epoch
         self._told = True
         message = (
             f"{type(run.module).__name__} optimizes by hand, and in this epoch it has stepped none of the optimizers "
@@ -187,7 +189,7 @@ class ManualWatch(_EpochWatch):
                 "The gradients of two optimizer steps in a row have added up: zero_grad() was not called between them. "
                 "With manual optimization, call optimizer.zero_grad() before self.manual_backward(loss)."
             )
-        # torch's schedulers have integer counts
+        # a scheduler that is not torch's may have no integer count
         counted = bool(counts) and all(isinstance(each, int) for each in counts)
         if counted and counts == self._counts_before and progress.epochs_done > 0 and progress.global_step > 0:
             rank_zero_warn(
@@ -245,7 +247,9 @@ class LimitsWatch:
             rank_zero_info(f"An epoch has {few}: each epoch makes one optimizer step.")
 
     def _never_validates(self) -> str:
-        """Return which limit is too large for any validation to run, as text; "" if a validation runs."""
+        """If no validation will run because an interval is longer than the fit, return a text that names the interval;
+        otherwise "".
+        """
         limits, batches = self._run.limits, self._run.progress.num_training_batches
         epochs, every, interval = limits.max_epochs, limits.check_val_every_n_epoch, limits.val_check_interval
         if every is not None:
@@ -257,11 +261,13 @@ class LimitsWatch:
 
 
 def _warn_of_schedule(config: LRSchedulerConfig, epochs: float, steps: float) -> None:
-    """Warn about a scheduler that is meant for steps but stepped once per epoch, or that never steps in this fit."""
+    """Warn about a scheduler that never steps in this fit, or whose length counts steps although it is stepped once per
+    epoch.
+    """
     name, interval = type(config.scheduler).__name__, config.interval
     length = "total_steps" if hasattr(config.scheduler, "total_steps") else "T_max"
     total, due = getattr(config.scheduler, length, None), epochs if interval == "epoch" else steps
-    if due < config.frequency and epochs > 1:  # a single epoch is often a trial
+    if due < config.frequency and epochs > 1:  # no warning for a single epoch, which is often only a trial run
         rank_zero_warn(
             f'{name} never steps in this fit: "frequency": {config.frequency} is more than its {due:.0f} '
             f"{interval}s. Write a smaller number."

@@ -44,11 +44,13 @@ class TimeSpent:
 
     Attributes:
         seconds: the seconds of each part, in the order of :data:`PARTS`. "start": until the first batch, with the
-            sanity check; "restart": the same of a fit that resumes from a checkpoint; "fetch": waiting for a batch;
-            "move": moving it to the device; "forward", "backward" and "optimizer": the parts of a step, "optimizer"
-            with the schedulers; "hooks": the other hooks of batches and epochs; "log": reading logged values and
-            passing them to the loggers; "checkpoint": waiting for a checkpoint, in any phase; "validation".
-        wall_s: the seconds from the set-up of the fit to the end of its last epoch. The parts add up to them.
+            sanity check; "restart": the same time in a fit that resumes from a checkpoint; "fetch": waiting for a
+            batch; "move": moving the batch to the device; "forward", "backward" and "optimizer": the parts of a
+            training step, where "optimizer" includes the schedulers; "hooks": the other hooks of batches and epochs;
+            "log": reading logged values and passing them to the loggers; "checkpoint": waiting for a checkpoint, in any
+            phase; "validation".
+        wall_s: the seconds from the set-up of the fit to the end of its last epoch. The seconds of the parts add up to
+            this time.
         verdict: why the fit was slow; ``None``: no cause was found, or the fit was too short to tell.
     """
 

@@ -1,4 +1,4 @@
-"""Name the cause of a slow fit from what was measured: a function of numbers, without a clock."""
+"""Find the cause of a slow fit in the measured numbers. This module measures nothing itself."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from drivetrain.advice.time_spent import Verdict
 from drivetrain.errors import number_of
 
 SHORTEST_S, FEWEST = 3.0, 20
-"""The training time, and the number of looks, before there is a verdict."""
+"""The least training time in seconds, and the least number of looks (measurements), for a verdict."""
 
 _FETCH, _SYNC, _LOG, _CHECKPOINT, _VALIDATION, _RANK, _CORES = 0.3, 0.2, 0.2, 0.2, 0.4, 0.15, 0.3
-"""The share of the training time from which each is a cause. For _RANK, it is the time that one rank takes longer."""
+"""The least share of the training time with which each is named as a cause. For _RANK, the time is that by which one
+rank takes longer than the others."""
 
 _PER_BATCH_S = 0.001  # a part that takes less time per batch is not worth a change
 _BUSY, _IDLE, _STEPS = 0.9, 0.5, 0.7
-"""A device that computes for the share _BUSY of the time waits for nothing. One that computes for less than _IDLE waits
-for the host, if the steps take the share _STEPS of the training time."""
+"""A device that computes during at least the share _BUSY of the time does not wait. A device that computes during less
+than the share _IDLE waits for the host, if the steps take at least the share _STEPS of the training time."""
 
 _GROWTH, _GROWTH_BYTES, _STEADY = 0.1, 64 * 2**20, 0.3
-"""Memory counts as growing after growth by the share _GROWTH and by _GROWTH_BYTES, with _STEADY of it in each half."""
+"""Memory counts as growing if it has grown by at least the share _GROWTH and by at least _GROWTH_BYTES, and each half
+of the time has at least the share _STEADY of the growth."""
 
 _WAITS = re.compile(
     r"\.(item|tolist|numpy|cpu|nonzero|unique|equal|allclose|synchronize)\(|(?<![.\w])(float|int|bool|print)\("
     r"|\.to\(\s*[\"']cpu|^(if|elif|while|assert)\b([^(]*$|.*\b(any|all|isnan|isinf|isfinite)\()"
 )
-"""Code that makes the host wait for a value of the device."""
+"""Matches source lines that make the host wait for a value of the device."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Line:
     """A line of users' code and the time for which the fit was in it.
 
     Attributes:
-        part: the part of the fit, or "collate" for what "fetch" spends in ``collate_fn``.
+        part: the part of the fit; "collate" for the time of the part "fetch" that was spent in ``collate_fn``.
         place: file, line and function.
         source: the line.
     """
@@ -67,7 +69,7 @@ class Measured:
         collate_s: the part of "fetch" that was in ``collate_fn``.
         workers_s: the part of "fetch" in which workers were started.
         num_workers, log_every: the training loader's ``num_workers``, and the Trainer's ``log_every_n_steps``.
-        core_s: how long the thread that trains was ready to run and got no core.
+        core_s: for how long the thread that trains was ready to run but had to wait for a CPU core.
         threads: how many threads torch computes with.
         on_host: the host itself computes, so a step waits for no device.
         busy: the mean share of the time in which the device computed; ``None``: unknown.
@@ -97,7 +99,7 @@ class Measured:
         return self.wall_s - self.seconds["start"] - self.seconds["restart"]
 
     def of(self, seconds: float) -> str:
-        """Return a text for a share of the training time."""
+        """Return a text that gives ``seconds`` as a share of the training time."""
         return f"{seconds / self.training_s:.0%} of the {self.training_s:.0f} s of training"
 
     def line(self, part: str) -> Line | None:
@@ -117,7 +119,8 @@ def _causes(measured: Measured) -> Iterator[tuple[float, Verdict]]:
     """Yield each cause that applies, with the share of the training time that it costs."""
     of_ranks = list(_ranks(measured))
     yield from of_ranks
-    if measured.busy is None or measured.busy < _BUSY:  # otherwise the device computes meanwhile
+    # if the device is busy all the time, waits of the host cost nothing
+    if measured.busy is None or measured.busy < _BUSY:
         if not of_ranks:
             yield from _fetch(measured)
         yield from _cores(measured)
@@ -174,7 +177,7 @@ def _fetch(measured: Measured) -> Iterator[tuple[float, Verdict]]:
             "each sample."
         )
         yield share, Verdict("collate", f"{text}, most of it in collate_fn{at}.", advice)
-    elif measured.workers_s > seconds / 4:  # and each new worker also delays the first batch
+    elif measured.workers_s > seconds / 4:  # starting workers takes a large part of the wait
         advice = "Write DataLoader(..., persistent_workers=True), or fewer workers, or longer epochs."
         yield share, Verdict("dataset", f"{text}: {some} are started again in each epoch.", advice)
     elif workers:
@@ -228,14 +231,15 @@ def _launch(measured: Measured) -> Iterator[tuple[float, Verdict]]:
 
 
 def _part(measured: Measured, part: str, least: float, text: str, advice: str) -> Iterator[tuple[float, Verdict]]:
-    """Yield a part of the fit as a cause, if it takes at least the share ``least`` of the training time."""
+    """Yield ``part`` of the fit as a cause, if this part takes at least the share ``least`` of the training time."""
     if (seconds := measured.seconds[part]) >= least * measured.training_s:
         yield seconds / measured.training_s, Verdict(part, text.format(measured.of(seconds)), advice)
 
 
 def _memory(measured: Measured) -> Iterator[tuple[float, Verdict]]:
     for where, curve in measured.memory.items():
-        later = curve[len(curve) // 5 :]  # the first steps allocate what all others use
+        # leave out the first fifth, because the first steps allocate what later steps use again
+        later = curve[len(curve) // 5 :]
         if len(later) < 4:
             continue
         first, middle, last = later[0], later[len(later) // 2], later[-1]
@@ -250,7 +254,7 @@ def _memory(measured: Measured) -> Iterator[tuple[float, Verdict]]:
                 "Keep no tensor of a step, whose graph it holds: append loss.detach() to a list, and clear the "
                 "list after each epoch. If a cache grows on purpose, nothing is wrong."
             )
-            yield 0.0, Verdict("memory", text, advice)  # named if nothing else costs time
+            yield 0.0, Verdict("memory", text, advice)  # cost 0.0, so it is named only if there is no other cause
 
 
 def _per_batch(measured: Measured, seconds: float) -> str:

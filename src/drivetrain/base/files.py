@@ -14,11 +14,13 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from drivetrain.base.lazy import on_first_use
+from drivetrain.base.packages import fcntl
 from drivetrain.errors import ConfigurationError, wrong_value
 
 with on_first_use:
@@ -27,6 +29,7 @@ with on_first_use:
 _FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 _BUFFER = 1 << 20  # bytes; large, because torch writes many small pieces
 _EARLY = 1 << 25  # after each so many bytes of a durable file, the system is asked to begin to write them to the disk
+_LOCK_PAUSE_S = 0.01
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.EACCES, errno.ENOTSUP, errno.EBADF})
 
@@ -95,6 +98,15 @@ def size(path: str | os.PathLike[str]) -> int:
         OSError: the file does not exist, or its size cannot be read.
     """
     return int(remote.size(path)) if is_remote(path) else os.path.getsize(path)
+
+
+def measured(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """Return the size in bytes and the CRC-32 of a local file."""
+    size = checksum = 0
+    with open(path, "rb") as stream:
+        while chunk := stream.read(_BUFFER):
+            size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
+    return size, checksum
 
 
 def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -> bytes:
@@ -283,6 +295,44 @@ def check_replaceable(target: Path) -> None:
         raise IsADirectoryError(errno.EISDIR, "a folder has this name", os.fspath(target))
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):  # a rename would remove /dev/null itself
         raise OSError(errno.EINVAL, "it is a pipe, a device or a socket, and no file", os.fspath(target))
+
+
+def locked(
+    folder: str | os.PathLike[str], patience_s: float, waits: Callable[[], object] = lambda: None
+) -> Callable[[], None]:
+    """Lock a local folder, if its file system can, and return a function that unlocks it.
+
+    The lock ends with the process, so a killed run leaves none. A process that has stopped does not block others for
+    ever.
+
+    Args:
+        folder: an existing folder; if it cannot be used, nothing is locked.
+        patience_s: after so many seconds, this process continues without the lock.
+        waits: called if another process has the lock.
+    """
+    try:
+        flock, handle = fcntl.flock, os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):  # Windows has no such locks
+        return lambda: None
+
+    def unlock() -> None:
+        with contextlib.suppress(OSError):  # the file system has no locks
+            flock(handle, fcntl.LOCK_UN)  # a forked process may still have the folder open
+        os.close(handle)
+
+    gives_up, told = time.monotonic() + patience_s, False
+    while time.monotonic() < gives_up:
+        try:
+            flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if not told:
+                waits()
+            told = True
+            time.sleep(_LOCK_PAUSE_S)
+        except OSError:  # this file system has no locks
+            break
+    return unlock
 
 
 def reason(error: OSError, target: Path) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +50,17 @@ def content_of(tensor: Tensor) -> memoryview:
     if not tensor.numel():
         return memoryview(b"")
     return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+
+
+def contents_of(records: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield the bytes of named tensors, storages and bytes; only one tensor is copied to host memory at a time."""
+    for name, record in records:
+        if isinstance(record, torch.UntypedStorage):
+            record = torch.empty(0, dtype=torch.uint8, device=record.device).set_(record)
+        if isinstance(record, Tensor):
+            # these calls copy only if necessary
+            record = record.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        yield name, content_of(record) if isinstance(record, Tensor) else record
 
 
 def in_gib(number: int) -> str:

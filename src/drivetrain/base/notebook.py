@@ -21,14 +21,15 @@ def can_display() -> bool:
     return getattr(shell, "kernel", None) is not None and os.getpid() == IMPORTED_IN
 
 
-def display(html: str, text: str) -> Any:
-    """Show an output in the running cell; return IPython's handle of it, for :func:`update`."""
-    return ipython_display.display({"text/html": html, "text/plain": text}, raw=True, display_id=True)
-
-
-def update(handle: Any, html: str, text: str) -> None:
-    """Replace an output of :func:`display`; any thread may call it."""
-    handle.update({"text/html": html, "text/plain": text}, raw=True)
+def display(html: str, text: str, shown: Any = None) -> Any:
+    """Show an output in the running cell, or in place of the output ``shown``, which any thread may replace; return
+    IPython's handle of it, for the next call.
+    """
+    output = {"text/html": html, "text/plain": text}
+    if shown is None:
+        return ipython_display.display(output, raw=True, display_id=True)
+    shown.update(output, raw=True)
+    return shown
 
 
 def show(text: str, html: str = "", file: Any = None) -> None:

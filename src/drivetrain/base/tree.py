@@ -145,6 +145,11 @@ def move_to_host(tree: Any) -> Any:
     return map_leaves(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, tree)
 
 
+def cloned(tree: Any) -> Any:
+    """Return ``tree`` with every tensor cloned, so that writing into the tensors does not change the copy."""
+    return map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
+
+
 def detach(tree: Any) -> Any:
     """Return ``tree`` with every tensor detached, so that keeping it keeps no activations alive."""
     return map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)

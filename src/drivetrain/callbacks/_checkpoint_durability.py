@@ -1,7 +1,8 @@
-"""When the files of a ModelCheckpoint are durable, and the steps that wait until then."""
+"""The state and the files of a ModelCheckpoint: which are its own, when they are durable, and what waits until then."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -13,9 +14,9 @@ from torch import Tensor
 from drivetrain.base import files
 from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.restoring import Form, WrongForm, expect, number
 from drivetrain.callback import Trainer
 from drivetrain.callbacks._checkpoint_arguments import acts_at_epoch_end
-from drivetrain.callbacks._checkpoint_files import is_below, save_new
 from drivetrain.callbacks._checkpoint_names import NamedCheckpoint
 from drivetrain.checkpoints.io import CheckpointIO, background_of, wait_for
 from drivetrain.errors import CheckpointError
@@ -24,6 +25,47 @@ from drivetrain.trainer.telling import tell
 _RANKING = (
     "best_model_path", "best_model_score", "best_k_models", "kth_best_model_path", "kth_value", "_newest_path",
 )  # fmt: skip
+
+
+_SCORE: Form = (Tensor, int, float, None, number)
+_STATE: Form = {
+    "best_model_path": str, "kth_best_model_path": str, "last_model_path": str, "dirpath": (str, None),
+    "best_model_score": _SCORE, "kth_value": _SCORE, "best_k_models": {str: number},
+    # missing in files of earlier versions
+    "current_score?": _SCORE, "newest_path?": str, "saved_at_step?": int, "awaited_at_step?": int,
+    "last_at_batch?": int,
+}  # fmt: skip
+"""What :meth:`ModelCheckpoint.state_dict` returns."""
+
+
+def check_state(state: Any) -> None:
+    """Refuse a state that :meth:`ModelCheckpoint.state_dict` cannot have returned.
+
+    Raises:
+        CheckpointError: an entry has another type; the message names it.
+    """
+    for path in expect(state, _STATE)["best_k_models"]:
+        if "\0" in path:
+            raise WrongForm("['best_k_models']", f"has the path {path!r}")
+
+
+def save_new(trainer: Trainer, path: str, weights_only: bool = False) -> bool:
+    """Save to ``path``, unless another process has meanwhile put a file there; every rank must call it.
+
+    Returns:
+        Whether the file was saved; the same on every rank.
+    """
+    with trainer.strategy.checkpoint_io.new_files() as refused:
+        trainer.save_checkpoint(path, weights_only)
+    return trainer.strategy.broadcast(not refused)
+
+
+def is_below(path: str, folder: str | None, resolve: Callable[[str], str] = files.resolved) -> bool:
+    """Return whether the file ``path`` is in ``folder`` or below, after resolving links and ".."."""
+    if folder is None:
+        return False
+    own, its_folder = resolve(folder), resolve(os.path.dirname(path) or ".")
+    return its_folder == own or its_folder.startswith(os.path.join(own, ""))
 
 
 @dataclass

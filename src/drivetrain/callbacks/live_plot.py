@@ -76,8 +76,5 @@ class LivePlot(Callback):
         figure.savefig(picture, dpi=100)
         source = b64encode(picture.getvalue()).decode()
         html = f'<img style="max-width:100%" alt="Curves of the logged values" src="data:image/png;base64,{source}">'
-        if self._output is None:
-            self._output = notebook.display(html, repr(trainer.history))
-        else:
-            notebook.update(self._output, html, repr(trainer.history))
+        self._output = notebook.display(html, repr(trainer.history), self._output)
         self._due_s = time.monotonic() + self.every_s

@@ -19,8 +19,7 @@ from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import LightningModule, Trainer
 from drivetrain.callbacks._checkpoint_arguments import check_target, check_triggers, mode_or_default, not_logged
-from drivetrain.callbacks._checkpoint_durability import StoredCheckpoint
-from drivetrain.callbacks._checkpoint_files import check_state
+from drivetrain.callbacks._checkpoint_durability import StoredCheckpoint, check_state
 from drivetrain.callbacks.on_exception_checkpoint import BEFORE_TRAINING
 from drivetrain.errors import ConfigurationError, NotLoggedError, arguments_checked
 from drivetrain.strategies import rank_files

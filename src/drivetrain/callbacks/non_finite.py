@@ -13,8 +13,8 @@ from drivetrain.base.seed import isolate_rng
 from drivetrain.base.tree import leaves
 from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.errors import DrivetrainError, check_count
+from drivetrain.logbook.parts import without_logging
 from drivetrain.loops.pieces import training_step_arguments
-from drivetrain.module.export import without_logging
 from drivetrain.strategies.sharded_state import local_shard
 
 

@@ -86,10 +86,7 @@ class NotebookProgressBar(PlainProgressBar):
         self._sent_s = time.monotonic()
         html = f'<div style="{_FONT}">{"".join(map(_html, rows))}</div>'
         text = "\n".join(f"{row.title}: {', '.join([*row.texts, *row.texts_of_metrics()])}" for row in rows)
-        if self._output is None:
-            self._output = notebook.display(html, text)
-        else:
-            notebook.update(self._output, html, text)
+        self._output = notebook.display(html, text, self._output)
 
 
 def _html(row: Snapshot) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback, LightningModule, Trainer
-from drivetrain.callbacks._checkpoint_files import save_new
+from drivetrain.callbacks._checkpoint_durability import save_new
 from drivetrain.checkpoints.io import wait_for
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.loops.stop import REQUEUE, Stop

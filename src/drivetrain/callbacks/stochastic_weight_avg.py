@@ -15,7 +15,6 @@ from torch.optim.swa_utils import SWALR
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import entry
-from drivetrain.base.seed import isolate_rng
 from drivetrain.base.torch_private import BatchNorm
 from drivetrain.callback import LightningModule, Trainer
 from drivetrain.callbacks.weight_averaging import WeightAveraging
@@ -23,7 +22,7 @@ from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.kept import objects_kept, workers_kept
 from drivetrain.errors import ConfigurationError, check_choice, check_count, is_count, is_number, wrong_value
 from drivetrain.loops.pieces import training_step_arguments
-from drivetrain.module.export import without_logging
+from drivetrain.module.export import undisturbed
 from drivetrain.module.optimizers import LRSchedulerConfig
 
 _OWNER = "StochasticWeightAveraging"
@@ -185,8 +184,7 @@ def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[
         return
     rank_zero_info(f"{_OWNER} computes the statistics of {len(layers)} batch norm layers in a pass over the data.")
     momenta = [layer.momentum for layer in layers]
-    modes = {each: each.training for each in module.modules()}
-    with torch.no_grad(), isolate_rng(), workers_kept([loader]), objects_kept([loader]), without_logging(module):
+    with undisturbed(module), workers_kept([loader]), objects_kept([loader]):
         module.train()
         for layer in layers:
             layer.reset_running_stats()
@@ -201,8 +199,6 @@ def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum
-            for each, training in modes.items():
-                each.training = training
         for layer in layers if strategy.data.size > 1 else ():
             for statistic in (layer.running_mean, layer.running_var):
                 statistic.copy_(strategy.reduce(statistic.clone(), reduce_op="mean"))

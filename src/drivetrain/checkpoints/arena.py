@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.base import torch_private
-from drivetrain.base.packages import fcntl
+from drivetrain.base.packages import fcntl, psutil
 from drivetrain.checkpoints.unread import HOST
 from drivetrain.checkpoints.writer_process import ALIGNMENT, CONTROL
 
@@ -129,8 +129,7 @@ class Arena:
     def _grow(self, size: int) -> None:
         if size <= self.size:
             return
-        available = available_memory()
-        if available is not None and available < _MARGIN * (size - self.size):
+        if (available := available_memory()) < _MARGIN * (size - self.size):
             raise NoRoomError(
                 f"a copy of it needs {size - self.size} bytes more of host memory, and {available} are available"
             )
@@ -269,15 +268,12 @@ def _map_tensors(
     return function(value) if is_tensor(value) else other(value)
 
 
-def available_memory() -> int | None:
-    """Return how many bytes of host memory this process can still use; ``None`` if the system does not provide it.
+def available_memory() -> int:
+    """Return how many bytes of host memory this process can still use.
 
     The limit of a container (cgroup) counts, where there is one.
     """
-    found = []
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
+    found = [psutil.virtual_memory().available]
     for folder, most, used in (
         ("/sys/fs/cgroup", "memory.max", "memory.current"),
         ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -285,7 +281,7 @@ def available_memory() -> int | None:
         with contextlib.suppress(OSError, ValueError):  # "max": no limit
             limit, now = (int(Path(folder, name).read_text()) for name in (most, used))
             found.append(limit - now + _cache_of(Path(folder)))
-    return max(0, min(found)) if found else None
+    return max(0, min(found))
 
 
 def _cache_of(folder: Path) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-import time
 import weakref
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,14 +16,13 @@ from drivetrain.base import files
 from drivetrain.base.introspect import calls
 from drivetrain.base.rank_zero import any_rank_info
 from drivetrain.base.restoring import shown_error
-from drivetrain.checkpoints import file
+from drivetrain.checkpoints import container, file
 from drivetrain.checkpoints.arena import Arena, NoRoomError, copied, fresh
-from drivetrain.checkpoints.container import pickled
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.checkpoints.writer import Writer, WriterEndedError
 from drivetrain.errors import CheckpointError, ConfigurationError, shown
 
-_LOCK_PAUSE_S, _LOCK_PATIENCE_S = 0.02, 600.0
+_LOCK_PATIENCE_S = 600.0
 _LONG_S = 60.0  # after which a log line says what the process waits for
 
 
@@ -120,7 +117,10 @@ class AsyncCheckpointIO(CheckpointIO):
         these files are written, so no run replaces the file of another.
         """
         self._settle()
-        unlock = _locked(folder)
+        with contextlib.suppress(OSError):  # the save raises it
+            os.makedirs(folder, exist_ok=True)
+        line = f"Training waits while another run writes a checkpoint to {folder}. Give each run a folder of its own."
+        unlock = files.locked(folder, _LOCK_PATIENCE_S, lambda: any_rank_info(line))
         try:
             yield
         finally:
@@ -255,11 +255,7 @@ class AsyncCheckpointIO(CheckpointIO):
         if storage_options is None and self._is_for_process(path):
 
             def write(content: dict[str, Any], target: Path | str, new: bool) -> dict[str, Any] | None:
-                structure, sources = pickled(content)
-                plain = {"data.pkl": structure, "byteorder": sys.byteorder.encode(), "version": b"3\n"}
-                records = {**plain, **{f"data/{key}": source for key, source in enumerate(sources)}}
-                named = [(f"archive/{name}", record) for name, record in records.items()]
-                return self.write_records(Path(target), named, zipped=True, new=new)
+                return self.write_records(Path(target), container.records_of(content), zipped=True, new=new)
 
             if (receipt := file.save(checkpoint, path, write)) is not None or self.checkpoint_io.was_refused(path):
                 return receipt
@@ -380,44 +376,6 @@ def _taken(path: str | Path) -> CheckpointError:
         f"The checkpoint {path} was not written, because another run has meanwhile put a file there, which stays. Give "
         "each run a folder of its own."
     )
-
-
-def _locked(folder: str | Path) -> Callable[[], None]:
-    """Lock a local folder, if its file system can, and return a function that unlocks it.
-
-    The lock ends with the process, so a killed run leaves none. A run that has stopped does not block others for ever.
-    """
-    try:
-        import fcntl
-
-        os.makedirs(folder, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):  # Windows; if the folder cannot be used, the save raises the error
-        return lambda: None
-
-    def unlock() -> None:
-        fcntl.flock(handle, fcntl.LOCK_UN)  # a forked process may still have the folder open
-        os.close(handle)
-
-    gives_up = time.monotonic() + _LOCK_PATIENCE_S
-    waits = False
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > gives_up:
-                return unlock
-            if not waits:
-                waits = True
-                any_rank_info(
-                    f"Training waits while another run writes a checkpoint to {folder}. Give each run a folder of its "
-                    "own."
-                )
-            time.sleep(_LOCK_PAUSE_S)
-        except OSError:  # this file system has no locks
-            return unlock
-        else:
-            return unlock
 
 
 _stores: weakref.WeakSet[AsyncCheckpointIO] = weakref.WeakSet()

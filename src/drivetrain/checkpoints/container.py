@@ -11,9 +11,10 @@ from typing import IO, Any
 
 import torch
 
-from drivetrain.base import torch_private
+from drivetrain.base.memory import contents_of
 from drivetrain.base.torch_private import hooks_of, name_of_storage, storage_inside, storage_key
 from drivetrain.checkpoints.unread import UnreadTensor
+from drivetrain.checkpoints.writer_process import Summed, write_zip
 
 
 def write(value: Any, stream: IO[bytes], protocol: int = 2) -> None:
@@ -67,23 +68,11 @@ def write_unread(value: Any, stream: IO[bytes]) -> None:
         CheckpointError: an unread tensor's file is missing or damaged.
         RuntimeError, OSError, pickle.PickleError, AttributeError, TypeError: as in :func:`write`.
     """
-    structure, sources = pickled(value)
-    writer = torch_private.Writer(stream, True, _ALIGNMENT)  # True: with checksums
-    try:
-        for name, content in (("data.pkl", structure), ("byteorder", sys.byteorder.encode())):
-            writer.write_record(name, content, len(content))
-        for key, source in enumerate(sources):
-            is_unread = isinstance(source, UnreadTensor)
-            storage: Any = source.whole().contiguous().untyped_storage() if is_unread else source.cpu()
-            writer.write_record(f"data/{key}", storage, storage.nbytes())
-            del storage
-    finally:
-        writer.write_end_of_file()  # after an error too: torch would end the process when it frees an open writer
+    write_zip(Summed(stream), contents_of(records_of(value)))
 
 
-def pickled(value: Any) -> tuple[bytes, list[Any]]:
-    """Return the record ``data.pkl`` of a container with ``value``, and the sources of its records ``data/0``, ...:
-    storages and unread tensors.
+def records_of(value: Any) -> list[tuple[str, Any]]:
+    """Return the names of a container's records, and what is in them: bytes, storages and unread tensors.
 
     Raises:
         pickle.PickleError, AttributeError, TypeError: a value cannot be pickled.
@@ -91,10 +80,11 @@ def pickled(value: Any) -> tuple[bytes, list[Any]]:
     structure = io.BytesIO()
     pickler = _UnreadPickler(structure, 2)
     pickler.dump(value)
-    return structure.getvalue(), pickler.sources
+    plain = {"data.pkl": structure.getvalue(), "byteorder": sys.byteorder.encode(), "version": b"3\n"}
+    records = {**plain, **{f"data/{key}": source for key, source in enumerate(pickler.sources)}}
+    return [(f"archive/{name}", record) for name, record in records.items()]
 
 
-_ALIGNMENT = 64  # bytes; torch's own
 _NEVER = frozenset({int, float, bool, str, tuple, list, dict, type(None)})  # types that are no storage
 
 

@@ -177,12 +177,15 @@ class TorchCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         is_remote = behind(path) is not None
-        is_folder = self.is_sharded(path) if is_remote else os.path.isdir(path) and not os.path.islink(path)
-        with unreachable(path) if is_remote else _removing(path):
-            if is_folder:
+        try:
+            if self.is_sharded(path) if is_remote else os.path.isdir(path) and not os.path.islink(path):
                 sharded.remove(sharded.place(path))
             else:
                 files.remove(path)
+        except OSError as error:
+            why = error if is_remote else files.reason(error, Path(path))
+            cure = "Check the address, the credentials and the connection" if is_remote else "Check its folder"
+            raise CheckpointError(f"The checkpoint {path} could not be removed: {why}. {cure}.") from error
 
     def written_at(self, path: str | Path) -> float | None:
         manifest = os.path.join(path, "manifest.json")
@@ -196,16 +199,10 @@ class TorchCheckpointIO(CheckpointIO):
         else:
             super().touch(path)
 
-    def copy(self, source: str | Path, path: str | Path, link: bool = False, replaces: bool = True) -> bool:
-        if (link and not files.is_remote(path)) or not self.is_sharded(source):
-            return super().copy(source, path, link, replaces)
-
-        try:
-            return sharded.copy(sharded.place(source), sharded.place(path), replaces)
-        except OSError as error:
-            raise CheckpointError(
-                f"{path} could not become a copy of {source}: {files.reason(error, Path(path))}. Move it away."
-            ) from error
+    def _copied(self, source: str | Path, path: str | Path, link: bool, replaces: bool) -> bool:
+        if link or not self.is_sharded(source):
+            return super()._copied(source, path, link, replaces)
+        return sharded.copy(sharded.place(source), sharded.place(path), replaces)
 
     def is_complete(self, path: str | Path) -> bool:
         try:
@@ -351,21 +348,6 @@ def _target(path: str | Path) -> Path | str:
         f"A checkpoint is saved under a path, not under {path!a}. Pass the name of a file, such as "
         '"checkpoints/model.ckpt".'
     )
-
-
-@contextlib.contextmanager
-def _removing(path: str | Path) -> Iterator[None]:
-    """Context that removes a local checkpoint.
-
-    Raises:
-        CheckpointError: the file system refuses.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            f"The checkpoint {path} could not be removed: {files.reason(error, Path(path))}. Check its folder."
-        ) from error
 
 
 def _unwritten(target: Path | str, why: str, cure: str) -> CheckpointError:

@@ -100,28 +100,25 @@ class FileAnswers:
             CheckpointError: the checkpoint could not be copied; the previous checkpoint at ``path`` is unchanged.
         """
         wait_for(self, source)
-        if (remote := behind(source) or behind(path)) is not None:
-            try:
-                made: bool = remote.copy(source, path, replaces)
-            except OSError as error:
-                raise CheckpointError(
-                    f"{path} could not become a copy of {source}: {error}. What was there before is untouched. Check "
-                    "that this process may write there."
-                ) from error
-            return made
-        if not os.path.exists(source):  # this store keeps the checkpoint elsewhere
+        is_remote = behind(source) is not None or behind(path) is not None
+        if not is_remote and not os.path.exists(source):  # this store keeps the checkpoint elsewhere
             if not replaces and self.exists(path):
                 return False
             self.save_checkpoint(self.load_checkpoint(source), path)
             return True
+        link = link and not is_remote
         try:
-            return files.link(source, path, replaces) if link else files.copy(source, path, replaces)
+            return self._copied(source, path, link, replaces)
         except OSError as error:
+            cure = "Check that this process may write there" if is_remote else "Move it away"
             raise CheckpointError(
                 f"{path} could not become a {'link to' if link else 'copy of'} {source}: "
-                f"{files.reason(error, Path(path))}. What was there before is untouched. Move it away"
-                f"{', or write save_last=True' if link else ''}."
+                f"{error if is_remote else files.reason(error, Path(path))}. What was there before is untouched. "
+                f"{cure}{', or write save_last=True' if link else ''}."
             ) from error
+
+    def _copied(self, source: str | Path, path: str | Path, link: bool, replaces: bool) -> bool:
+        return files.link(source, path, replaces) if link else files.copy(source, path, replaces)
 
     def link_target(self, path: str | Path) -> str | None:
         """Return the target of the symbolic link ``path``, even if it does not exist; ``None`` if it is not a link."""

@@ -55,13 +55,8 @@ class Written:
     lists: dict[str, str] = field(default_factory=dict)
 
 
-def plain_of(tensors: Mapping[str, Stored]) -> dict[str, Any]:
-    """Return ``tensors`` as data for JSON."""
-    return {name: {**vars(each), "pieces": list(map(vars, each.pieces))} for name, each in tensors.items()}
-
-
 def tensors_of(plain: Mapping[str, Any]) -> dict[str, Stored]:
-    """Reverse :func:`plain_of`."""
+    """Return the ``tensors`` of a :class:`Written` from its JSON, ``json.dumps(written, default=vars)``."""
     return {
         name: Stored(
             each["dtype"], tuple(each["shape"]),
@@ -74,8 +69,10 @@ def tensors_of(plain: Mapping[str, Any]) -> dict[str, Stored]:
     }  # fmt: skip
 
 
-def written_of(plain: Mapping[str, Any]) -> Written:
-    """Return a :class:`Written` that another process of this job has sent as data for JSON."""
+def written_of(plain: Written | Mapping[str, Any]) -> Written:
+    """Return a :class:`Written` of another process of this job, which may have been sent as JSON."""
+    if isinstance(plain, Written):
+        return plain
     return Written(dict(plain["files"]), tensors_of(plain["tensors"]), dict(plain["lists"]))
 
 

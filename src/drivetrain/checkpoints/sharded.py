@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.base import files
-from drivetrain.base.memory import content_of
+from drivetrain.base.memory import contents_of
 from drivetrain.base.restoring import COUNT, Form, count, entry, expect, restoring
 from drivetrain.checkpoints import json_tree
 from drivetrain.checkpoints.part_lists import (
@@ -41,18 +41,16 @@ from drivetrain.checkpoints.part_lists import (
     Stored,
     Written,
     add_rows,
-    plain_of,
     rows_of,
     tensors_of,
 )
 from drivetrain.checkpoints.unread import UnreadTensor
+from drivetrain.checkpoints.writer_process import Summed, write_plain
 from drivetrain.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 _FORMAT = "drivetrain sharded checkpoint"
 _VERSION = 2  # 1 if the manifest lists all parts of tensors
-_ALIGNMENT = 64  # bytes; aligned so that a piece can be mapped into memory
-_CHUNK = 2**24  # bytes
 
 Folder = Path | str
 """A local folder, or the address of one."""
@@ -62,6 +60,10 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 Part = tuple[str, Tensor, tuple[int, ...], Box]
 """What a process writes of a tensor: its name, the part on host or device, the complete shape, the part's position."""
+
+Write = Callable[[Path | str, Sequence[tuple[str, Any]]], Mapping[str, Any]]
+"""Writes a file durably, from named records, which are bytes or tensors. Returns its ``size``, its ``crc32``, and
+``records``: the place and the checksum of each."""
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -96,50 +98,38 @@ def prepare(path: Folder, new: bool) -> None:
         raise OSError(f"a file has this name: {path}") from None
 
 
-def write_tensors(folder: Folder, name: str, parts: Iterable[Part]) -> Written:
+def write_records(file: Path | str, records: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Write ``file`` in this process: see :data:`Write`."""
+    with files.replacing(file, durable=True) as stream:
+        whole = Summed(stream)
+        return {"records": write_plain(whole, contents_of(records)), "size": whole.size, "crc32": whole.checksum}
+
+
+def write_tensors(folder: Folder, name: str, parts: Sequence[Part], write: Write = write_records) -> Written:
     """Write one process's ``parts`` of tensors into the file ``name`` in the checkpoint's ``folder``.
 
     Raises:
         OSError: the file could not be written.
     """
-    written, at, total = Written(), 0, 0
-    with files.replacing(_in(folder, name), durable=True) as stream:
-        for tensor_name, part, whole, (offsets, shape) in parts:
-            # these calls copy only if necessary
-            on_host = part.detach().resolve_conj().resolve_neg().cpu().contiguous()
-            content = content_of(on_host)
-            padding = bytes(-at % _ALIGNMENT)
-            stream.write(padding)
-            stream.write(content)
-            total = zlib.crc32(content, zlib.crc32(padding, total))
-            at += len(padding)
-            piece = Piece(name, at, zlib.crc32(content), offsets, shape)
-            stored = Stored(str(part.dtype).removeprefix("torch."), whole)
-            written.tensors.setdefault(tensor_name, stored).pieces.append(piece)
-            at += content.nbytes
-    written.files[name] = {"size": at, "crc32": total}
+    receipt = write(_in(folder, name), [(str(number), part) for number, (_, part, *_) in enumerate(parts)])
+    written = Written({name: _measures(receipt)})
+    for number, (tensor_name, part, whole, (offsets, shape)) in enumerate(parts):
+        at, checksum = receipt["records"][str(number)]
+        stored = Stored(str(part.dtype).removeprefix("torch."), whole)
+        written.tensors.setdefault(tensor_name, stored).pieces.append(Piece(name, at, checksum, offsets, shape))
     return written
 
 
-def list_all(written: Written, tensors: Mapping[str, Tensor]) -> None:
-    """List every tensor of the checkpoint, including those of which this process has written nothing."""
-    for name, tensor in tensors.items():
-        written.tensors.setdefault(name, Stored(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
+def _measures(receipt: Mapping[str, Any]) -> dict[str, int]:
+    return {name: receipt[name] for name in ("size", "crc32")}
 
 
-def write_content(file: Path | str, content: bytes) -> None:
-    """Write a small file, durably; an OSError says why it could not be written."""
-    with files.replacing(file, durable=True) as stream:
-        stream.write(content)
+def entries_of(tensors: Mapping[str, Tensor]) -> dict[str, Stored]:
+    """Return the manifest's entries of ``tensors``, without parts."""
+    return {name: Stored(str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in tensors.items()}
 
 
-def list_apart(
-    folder: Folder,
-    name: str,
-    written: Written,
-    processes: int,
-    write: Callable[[Path | str, bytes], None] = write_content,
-) -> Written:
+def list_apart(folder: Folder, name: str, written: Written, processes: int, write: Write = write_records) -> Written:
     """If all ``processes`` have very many parts of tensors, write this process's list of them into the file ``name``.
 
     Returns:
@@ -148,18 +138,11 @@ def list_apart(
     if sum(len(each.pieces) for each in written.tensors.values()) * processes <= MOST_IN_MANIFEST:
         return written
     [file] = written.files
-    content = rows_of(written)
-    write(_in(folder, name), content)
-    return Written({**written.files, name: {"size": len(content), "crc32": zlib.crc32(content)}}, {}, {name: file})
+    listed = _measures(write(_in(folder, name), [("", rows_of(written))]))
+    return Written({**written.files, name: listed}, {}, {name: file})
 
 
-def commit(
-    folder: Folder,
-    save: str,
-    tree: Any,
-    everyones: Sequence[Written],
-    write: Callable[[Path | str, bytes], None] = write_content,
-) -> None:
+def commit(folder: Folder, save: str, tree: Any, everyones: Iterable[Written], write: Write = write_records) -> None:
     """Write the plain data, then the manifest; afterwards remove the files of earlier saves.
 
     Args:
@@ -167,7 +150,7 @@ def commit(
         save: the eight digits of this save, the prefix of its file names.
         tree: plain data, with references in place of tensors: see :mod:`json_tree`.
         everyones: the output of each process.
-        write: writes a file, durably.
+        write: writes a file.
 
     Raises:
         CheckpointError: this process does not see another process's file.
@@ -175,8 +158,7 @@ def commit(
     """
     content = json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
     state = f"{save}.state.json"
-    write(_in(folder, state), content)
-    own = Written({state: {"size": len(content), "crc32": zlib.crc32(content)}})
+    own = Written({state: _measures(write(_in(folder, state), [("", content)]))})
     all_files: dict[str, dict[str, int]] = {}
     tensors: dict[str, Stored] = {}
     lists: dict[str, str] = {}
@@ -193,9 +175,9 @@ def commit(
             )
     manifest = {
         "format": _FORMAT, "version": _VERSION if lists else 1, "state": state, "files": all_files,
-        "tensors": plain_of(tensors), **({"lists": lists} if lists else {}),
+        "tensors": tensors, **({"lists": lists} if lists else {}),
     }  # fmt: skip
-    write(_in(folder, MANIFEST), json.dumps(manifest).encode())
+    write(_in(folder, MANIFEST), [("", json.dumps(manifest, default=vars).encode())])
     if isinstance(folder, Path):
         files.sync_directory(folder.parent)  # the folder itself may be new
     _remove_others(folder, all_files)
@@ -373,10 +355,8 @@ def verify(path: Folder) -> None:
         return
     manifest = _manifest(path)
     for name, record in manifest["files"].items():
-        size = checksum = 0
-        with _reading(path / name), open(path / name, "rb") as stream:
-            while chunk := stream.read(_CHUNK):
-                size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
+        with _reading(path / name):
+            size, checksum = files.measured(path / name)
         _check(path / name, record, size, checksum)
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+import multiprocessing
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Iterable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from drivetrain.base.memory import content_of
 from drivetrain.checkpoints import writer_process
 from drivetrain.checkpoints.arena import Arena
 
-_PROGRAM = ["-S", writer_process.__file__]  # -S: a sitecustomize that prints would print into the answers
+_PROGRAM = ["-S", writer_process.__file__]  # -S: starts faster without a sitecustomize
 _START_S = 60.0  # seconds within which the process must answer that it has started
 
 
@@ -44,16 +44,19 @@ class Writer:
             raise WriterEndedError("it could not be started: this program does not know its Python (sys.executable)")
         root = str(Path(__file__).parents[2])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+        self._connection, theirs = multiprocessing.Pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, *_PROGRAM, str(arena.descriptor)], bufsize=0, env=environment,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[arena.descriptor],
+                [sys.executable, *_PROGRAM, str(arena.descriptor)], env=environment, stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL, pass_fds=[arena.descriptor],
                 start_new_session=True,  # Ctrl-C in the terminal is meant for the training
             )  # fmt: skip
         except OSError as error:
             raise WriterEndedError(f"it could not be started: {error}") from error
+        finally:
+            theirs.close()
         # also when this object, or the program, ends without close()
-        self._end = weakref.finalize(self, _end, self._process)
+        self._end = weakref.finalize(self, _end, self._process, self._connection)
         late = threading.Timer(_START_S, self._process.kill)
         late.start()
         try:
@@ -92,7 +95,8 @@ class Writer:
         order = {"path": str(path), "zip": zipped, "new": new, "memory": self._arena.size, "records": listed}
         with self._lock:
             try:
-                writer_process.send(self._process.stdin, order, bytes(inline))
+                self._connection.send(order)
+                self._connection.send_bytes(inline)
             except OSError:  # a broken pipe
                 raise self._ended() from None
             answer = self._answer()
@@ -107,19 +111,14 @@ class Writer:
         self._end()
 
     def _answer(self) -> dict[str, Any]:
-        answers: Any = self._process.stdout
-        poll = select.poll()  # unlike select(), for descriptors of any number
-        poll.register(answers, select.POLLIN)
-        while not poll.poll(1000):
+        while not self._connection.poll(1):
             if not threading.main_thread().is_alive():  # Python waits for this thread before it exits
                 self._arena.hurry(True)
         try:
-            message = writer_process.receive(answers)
-        except ValueError:  # it has printed something else
-            message = None
-        if message is None:
-            raise self._ended()
-        return message[0]
+            answer: dict[str, Any] = self._connection.recv()
+        except (EOFError, OSError):
+            raise self._ended() from None
+        return answer
 
     def _ended(self) -> WriterEndedError:
         self._process.kill()
@@ -132,10 +131,8 @@ class Writer:
         return WriterEndedError(f"it was ended by {name}{hint}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for stream in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError):
-            stream.close()  # type: ignore[union-attr]  # both are pipes
+def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
+    connection.close()
     process.wait()
 
 

@@ -1,33 +1,29 @@
 """The program of the process that writes checkpoints in the background. It imports no torch, so it starts at once.
 
-It reads orders from its standard input, each a file to write, and answers each on its standard output. The bytes are in
-memory that the parent process shares, or in the order itself. It ends when its parent ends; a file that is not complete
-then is removed.
+Its standard input is a connection, from which it gets orders, each a file to write, and on which it answers each. The
+bytes are in memory that the parent process shares, or follow the order. It ends when its parent ends; a file that is
+not complete then is removed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import mmap
 import os
-import select
 import signal
 import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, cast
 
 from drivetrain.base import files
 
-LENGTHS = struct.Struct("<QQ")
-"""What every message begins with: the numbers of bytes of its JSON and of the content that follows it."""
-
-ALIGNMENT = 64  # bytes; torch's own, and that of checkpoints/sharded.py
+ALIGNMENT = 64  # bytes; torch's own, and that of checkpoints/sharded.py, so that a record can be mapped into memory
 CONTROL = 64  # bytes at the start of the shared memory: the first is not 0 while the parent waits for this process
 _CHUNK = 2**22  # bytes that are written between two rests
 _SHARE = 0.1  # the share of the time in which this process works, unless the parent waits; its work slows training down
@@ -40,53 +36,28 @@ class ParentEnded(BaseException):
     """The process that gave the order has ended."""
 
 
-def main(memory: int, orders: int = 0, answers: int = 1) -> None:
+def main(memory: int, orders: int = 0) -> None:
     """Carry out orders until the parent process ends.
 
     Args:
         memory: the descriptor of the shared memory.
-        orders, answers: the descriptors of the pipes.
+        orders: the descriptor of the connection.
     """
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(each, signal.SIG_IGN)  # they are meant for the training, which may still save
     os.nice(_LOWEST_PRIORITY)  # training goes first; while it waits for this process, the processors are free
-    served = _Served(memory, orders)
-    with open(orders, "rb", 0, closefd=False) as incoming, open(answers, "wb", 0, closefd=False) as outgoing:
-        send(outgoing, {"ready": True})
-        with contextlib.suppress(ParentEnded, BrokenPipeError):
-            while (message := receive(incoming)) is not None:
-                send(outgoing, served.answer(*message))
+    parent = Connection(orders)
+    served = _Served(memory, parent)
+    parent.send({"ready": True})
+    with contextlib.suppress(ParentEnded, EOFError, ConnectionError):
+        while True:
+            parent.send(served.answer(parent.recv(), parent.recv_bytes()))
 
 
-def send(stream: Any, header: Any, content: bytes = b"") -> None:
-    """Write a message to an unbuffered ``stream``."""
-    text = json.dumps(header).encode()
-    for part in (LENGTHS.pack(len(text), len(content)), text, content):
-        rest = memoryview(part)
-        while rest:
-            rest = rest[stream.write(rest) :]
-
-
-def receive(stream: Any) -> tuple[Any, bytes] | None:
-    """Return the next message of an unbuffered ``stream``: its JSON and its content; ``None`` at the stream's end."""
-    lengths = _exactly(stream, LENGTHS.size)
-    if len(lengths) < LENGTHS.size:
-        return None
-    text, content = (_exactly(stream, length) for length in LENGTHS.unpack(lengths))
-    return json.loads(text), content
-
-
-def _exactly(stream: Any, length: int) -> bytes:
-    found = bytearray()
-    while len(found) < length and (part := stream.read(min(length - len(found), _CHUNK))):
-        found += part
-    return bytes(found)
-
-
-class _Summed:
+class Summed:
     """A stream that is written from its start to its end, with the size and the CRC-32 of what was written."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: IO[bytes]) -> None:
         self.size = self.checksum = 0
         self._stream = stream
 
@@ -100,11 +71,45 @@ class _Summed:
         self._stream.flush()
 
 
-class _Served:
-    """What this process shares with its parent: the memory, and the pipe that ends with it."""
+def write_plain(
+    stream: Summed, records: Iterable[tuple[str, Any]], chunks: Callable[[Any], Iterable[Any]] | None = None
+) -> dict[str, Any]:
+    """Write the records one after the other, each aligned, and whole or in ``chunks``; return the place and the
+    checksum of each.
+    """
+    sums: dict[str, Any] = {}
+    for name, content in records:
+        if padding := -stream.size % ALIGNMENT:
+            stream.write(bytes(padding))
+        at, checksum = stream.size, 0
+        for chunk in (content,) if chunks is None else chunks(content):
+            stream.write(chunk)
+            checksum = zlib.crc32(chunk, checksum)
+        sums[name] = [at, checksum]
+    return sums
 
-    def __init__(self, memory: int, orders: int) -> None:
-        self._memory, self._orders = memory, orders
+
+def write_zip(
+    stream: Summed, records: Iterable[tuple[str, Any]], chunks: Callable[[Any], Iterable[Any]] | None = None
+) -> dict[str, Any]:
+    """Write a container as torch does: stored records, each with its checksum, aligned so that it can be mapped."""
+    with zipfile.ZipFile(cast(Any, stream), "w", zipfile.ZIP_STORED, allowZip64=True) as container:
+        for name, content in records:
+            info = zipfile.ZipInfo(name)
+            # of the header: 30 bytes, the name, 20 for sizes of 64 bits, and 4 in front of the padding
+            padding = -(stream.size + 30 + len(name.encode()) + 20 + 4) % ALIGNMENT
+            info.extra = struct.pack("<2sH", b"FB", padding) + bytes(padding)
+            with container.open(info, "w", force_zip64=True) as record:
+                for chunk in (content,) if chunks is None else chunks(content):
+                    record.write(chunk)
+    return {}
+
+
+class _Served:
+    """What this process shares with its parent: the memory, and the connection that ends with it."""
+
+    def __init__(self, memory: int, parent: Connection) -> None:
+        self._memory, self._parent = memory, parent
         self._map: Any = b""
         self._share, self._began, self._worked = _SHARE, -math.inf, 0.0
 
@@ -119,38 +124,13 @@ class _Served:
             self._pace()
         try:
             with files.replacing(path, durable=True, new=order["new"]) as stream:
-                whole = _Summed(stream)
-                write = self._write_zip if order["zip"] else self._write_plain
-                return {"records": write(whole, records), "size": whole.size, "crc32": whole.checksum}
+                whole = Summed(stream)
+                found = (write_zip if order["zip"] else write_plain)(whole, records, self._chunks)
+                return {"records": found, "size": whole.size, "crc32": whole.checksum}
         except FileExistsError:
             return {"exists": True}
         except OSError as error:
             return {"errno": error.errno, "text": error.strerror or str(error), "file": str(path)}
-
-    def _write_zip(self, stream: _Summed, records: list[tuple[str, memoryview]]) -> dict[str, Any]:
-        """Write a container as torch does: stored records, each with its checksum, aligned so that it can be mapped."""
-        with zipfile.ZipFile(cast(Any, stream), "w", zipfile.ZIP_STORED, allowZip64=True) as container:
-            for name, content in records:
-                info = zipfile.ZipInfo(name)
-                # of the header: 30 bytes, the name, 20 for sizes of 64 bits, and 4 in front of the padding
-                padding = -(stream.size + 30 + len(name.encode()) + 20 + 4) % ALIGNMENT
-                info.extra = struct.pack("<2sH", b"FB", padding) + bytes(padding)
-                with container.open(info, "w", force_zip64=True) as record:
-                    for chunk in self._chunks(content):
-                        record.write(chunk)
-        return {}
-
-    def _write_plain(self, stream: _Summed, records: list[tuple[str, memoryview]]) -> dict[str, Any]:
-        """Write the records one after the other, each aligned; return the place and the checksum of each."""
-        sums: dict[str, Any] = {}
-        for name, content in records:
-            stream.write(bytes(-stream.size % ALIGNMENT))
-            at, checksum = stream.size, 0
-            for chunk in self._chunks(content):
-                stream.write(chunk)
-                checksum = zlib.crc32(chunk, checksum)
-            sums[name] = [at, checksum]
-        return sums
 
     def _pace(self) -> None:
         """Choose the share of the time in which this process works, so that it ends well before the next checkpoint."""
@@ -172,8 +152,8 @@ class _Served:
                 self._check_parent()
 
     def _check_parent(self) -> None:
-        """Raise ParentEnded if the pipe of orders has ended: the parent sends nothing while it waits for an answer."""
-        if select.select([self._orders], [], [], 0)[0]:
+        """Raise ParentEnded if the connection has ended: the parent sends nothing while it waits for an answer."""
+        if self._parent.poll():
             raise ParentEnded
 
 

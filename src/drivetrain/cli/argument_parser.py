@@ -47,15 +47,16 @@ from drivetrain.settings import DOCS
 from drivetrain.trainer.trainer import Trainer
 
 AUTOMATIC = "AUTOMATIC"
-"""``link_to`` of an optimizer or a scheduler that becomes the model's ``configure_optimizers``."""
+"""The value of ``link_to`` with which an optimizer or a scheduler becomes the model's ``configure_optimizers``."""
 
 
 _MODE = "yaml with file.py:Class"
-_working_directory: ContextVar[str] = ContextVar("_working_directory", default="")  # while a command line is parsed
+# empty unless a command line is being parsed
+_working_directory: ContextVar[str] = ContextVar("_working_directory", default="")
 
 
 def _loaded(text: str) -> Any:
-    """Read YAML; only text on the command line, and in files that it names, may import ``file.py:Class``."""
+    """Read YAML. Only while a command line is parsed may the text name, and so import, a ``file.py:Class``."""
     value, folder = get_loader("yaml")(text), _working_directory.get()
     return class_files.import_paths(value, folder) if folder else value
 
@@ -104,7 +105,8 @@ class LightningArgumentParser(ArgumentParser):
             required: with ``subclass_mode``, whether a class must be given.
 
         Returns:
-            The added options, without their dashes; none in ``subclass_mode``, because the class is not known yet.
+            The names of the added options, without dashes. Empty in ``subclass_mode``, because the class is not known
+            yet.
 
         Raises:
             ConfigurationError: ``lightning_class`` is none of these classes.
@@ -123,7 +125,7 @@ class LightningArgumentParser(ArgumentParser):
             return []
         if issubclass(cls, Trainer):
             return self._add_trainer(cls, nested_key)
-        # an argument without type and default is optional, with the default None
+        # fail_untyped=False: an argument that has neither a type nor a default becomes optional, with the default None
         return self.add_class_arguments(cls, nested_key, fail_untyped=False, sub_configs=True)
 
     def add_optimizer_args(
@@ -137,7 +139,7 @@ class LightningArgumentParser(ArgumentParser):
         Args:
             optimizer_class: the optimizer, or a tuple of base classes whose subclasses are allowed.
             nested_key: the word before the dot.
-            link_to: the option, such as "model.optimizer_init", that gets the optimizer's description for
+            link_to: the option, such as "model.optimizer_init", whose value will be the optimizer's description for
                 :func:`~drivetrain.cli.instantiate_class`; by default the optimizer becomes the model's
                 ``configure_optimizers``.
         """
@@ -180,9 +182,10 @@ class LightningArgumentParser(ArgumentParser):
                 self.set_defaults({f"trainer.{name}": plain})
 
     def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Parse a command line, on which and in whose configurations a class may be ``file.py:Class``.
+        """Parse a command line. The line and the configuration files that it names may write a class as
+        ``file.py:Class``.
 
-        Configurations may be at addresses such as ``s3://bucket/config.yaml``.
+        A configuration file may be at an address such as ``s3://bucket/config.yaml``.
 
         Raises:
             ConfigurationError: a package for such an address is missing.
@@ -194,19 +197,19 @@ class LightningArgumentParser(ArgumentParser):
             if files.is_remote(address) and (address != word or option in ("--config", "-c")):
                 remote.check(address)
                 set_parsing_settings(config_read_mode_fsspec_enabled=True)
-        token = _working_directory.set(_working_directory.get() or os.getcwd())  # jsonargparse changes it meanwhile
+        token = _working_directory.set(_working_directory.get() or os.getcwd())  # jsonargparse changes os.getcwd()
         try:
             return super().parse_args(list(map(class_files.import_path, words)), *rest, **kwargs)
-        except ConfigurationError as error:  # a class file.py:Class does not exist
+        except ConfigurationError as error:  # a named file.py:Class does not exist
             self.error(str(error), error)
         finally:
             self.files.update(class_files.imported)
             _working_directory.reset(token)
 
     def dump(self, *args: Any, **kwargs: Any) -> str:
-        """Return a configuration as text, in which a class whose file was imported by its path is ``file.py:Class``.
+        """Return a configuration as text. A class that was named as ``file.py:Class`` is written so again.
 
-        With ``format="yaml"`` such a class has its import path, as any other class has.
+        With ``format="yaml"`` every class is written as its import path.
         """
         text: str = super().dump(*args, **kwargs)
         return text if kwargs.get("format") == "yaml" else class_files.places(text, self.files)
@@ -225,8 +228,8 @@ class LightningArgumentParser(ArgumentParser):
         return names
 
     def _add_described(self, offered: type | tuple[type, ...], key: str, skip: str, title: str) -> None:
-        """Add the arguments of a class, except ``skip``; the parser does not create the object, because that argument
-        is missing.
+        """Add the arguments of a class, except ``skip``. The parser does not create the object, because the value of
+        ``skip`` (such as an optimizer's parameters) exists only later.
         """
         if isinstance(offered, tuple):
             group = self.add_argument_group(title, name=key)
@@ -238,7 +241,7 @@ class LightningArgumentParser(ArgumentParser):
 
 
 def class_of(given: type | Callable[..., Any]) -> type:
-    """Return ``given`` if it is a class; for a function, the class in its return annotation, created by a call."""
+    """Return ``given`` if it is a class; for a function, return a class that calls it, of the annotated return type."""
     return given if isinstance(given, type) else class_from_function(given)
 
 

@@ -27,14 +27,14 @@ def main(arguments: Sequence[str], prog: str = "drivetrain checkpoint") -> int:
     """Run a subcommand.
 
     Returns:
-        0; 1 if ``verify`` has found damage or ``diff`` a difference; 2 after an error, which is printed, or if
-        ``prune`` could not remove something.
+        1 if ``verify`` has found damage or ``diff`` a difference; 2 after an error, which is printed, or if ``prune``
+        could not remove something; otherwise 0.
     """
     given = parser(prog).parse_args(arguments)
     try:
         result, lines, code = _run(given)
         said = _json(result) if given.json else "\n".join(map(_escaped, lines))
-    except Exception as error:  # any: Python's exit code 1 would say "different" or "damaged"
+    except Exception as error:  # any, because Python's exit code 1 would mean "different" or "damaged"
         text = str(error) if isinstance(error, DrivetrainError) else f"{type(error).__name__}: {error}"
         if given.json:
             print(_json({"error": text}))
@@ -49,7 +49,7 @@ def _json(value: Any) -> str:
 
 
 def _escaped(line: str) -> str:
-    """Return ``line`` with its control characters and lone surrogates escaped: names in a file may contain any."""
+    """Return ``line`` with control characters and lone surrogates escaped, because names in a file may contain them."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 
@@ -93,16 +93,17 @@ _MODULES: dict[str, Any] = {
     "inspect": checkpoint_inspect, "verify": checkpoint_verify, "diff": checkpoint_diff, "convert": checkpoint_convert,
     "consolidate": checkpoint_convert, "prune": checkpoint_prune,
 }  # fmt: skip
-"""The module with the function of each subcommand, which has the same name and the options as its arguments."""
+"""For each subcommand the module with its function. The function has the subcommand's name, and the options are its
+arguments."""
 
 
 def _run(given: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str], int]:
-    """Return the result of a subcommand, its text and the exit code."""
+    """Run a subcommand; return its result, the lines to print and the exit code."""
     if given.action == "convert":
         given.largest = _bytes(given.largest)
     module, options = _MODULES[given.action], {**vars(given)}
     result = getattr(module, options.pop("action"))(**{name: options[name] for name in options if name != "json"})
-    is_fine = result.get("ok", result.get("equal", True))  # of verify, and of diff
+    is_fine = result.get("ok", result.get("equal", True))  # "ok": of verify; "equal": of diff
     return result, module.text(result), 2 if result.get("failed") else int(not is_fine)  # "failed": of prune
 
 

@@ -1,4 +1,4 @@
-"""``drivetrain checkpoint convert`` and ``consolidate``: a checkpoint in another format, one tensor at a time."""
+"""``drivetrain checkpoint convert`` and ``consolidate``: write a checkpoint in another format, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from drivetrain.trainer.rank_parts import is_inside
 
 _OURS = ("drivetrain", "drivetrain-sharded")
 _FOLDERS = ("drivetrain-sharded", "dcp", "deepspeed")
-_LARGEST = 5 * 10**9  # bytes of a file in a model folder, as Hugging Face writes them
+_LARGEST = 5 * 10**9  # the most bytes of a file in a model folder, by default, as in Hugging Face's folders
 
 NO_DEEPSPEED = (
     "DeepSpeed's folders cannot be written: their files hold flat pieces whose boundaries depend on the number of "
@@ -46,10 +46,11 @@ def convert(
 
     Args:
         path: a checkpoint of any kind.
-        out: a new file in an existing folder; for "dcp" and "huggingface" a new folder. It appears when it is complete.
+        out: a new file in an existing folder; for "dcp" and "huggingface" a new folder. The file or folder appears only
+            when it is complete.
         to: one of :data:`TARGETS`.
-        strip_prefix, add_prefix: the beginning of parameter names to remove and to add, where only weights are written
-            or read.
+        strip_prefix, add_prefix: the prefix to remove from parameter names, and the one to add; allowed if the source
+            or ``to`` holds only weights.
         largest: the most bytes of a file in a folder of "huggingface".
 
     Returns:
@@ -94,9 +95,11 @@ def convert(
         TARGETS[to](found, staging / target.name, lost, notes, largest)
         _publish(staging, target)
     except OSError as error:
-        if target.exists():  # created after the check above; for a folder with files the error is ENOTEMPTY, not EEXIST
+        # another program created it after the check above; the error for a folder with files is ENOTEMPTY, not EEXIST
+        if target.exists():
             raise taken from error
-        plain = OSError(error.errno, os.strerror(error.errno)) if error.errno else error  # without the temporary name
+        # without the name of the temporary file
+        plain = OSError(error.errno, os.strerror(error.errno)) if error.errno else error
         cure = (
             "Choose another name" if isinstance(error, FileExistsError) else "Free some space, or choose another place"
         )
@@ -112,7 +115,8 @@ def convert(
 
 
 def consolidate(path: str, out: str) -> dict[str, Any]:
-    """Write the folder of shards at ``path`` as one drivetrain file; needs memory for a tensor and one of its shards.
+    """Write the sharded checkpoint at ``path`` as one drivetrain file. This needs memory for one tensor and one of its
+    shards at a time.
 
     Raises:
         CheckpointError, ConfigurationError: as in :func:`convert`, or ``path`` is one file already.
@@ -127,7 +131,7 @@ def _publish(staging: Path, target: Path) -> None:
     """Move the complete files to their place: the rank files, then the checkpoint. An existing file is never replaced.
 
     Raises:
-        OSError: a file has this name, or cannot be moved; nothing that was there before has changed.
+        OSError: ``target`` exists, or a file cannot be moved. Existing files are unchanged, and the moved ones removed.
     """
     moved: list[Path] = []
     try:
@@ -189,7 +193,7 @@ def _copy_rank_files(found: Opened, target: Path, notes: list[str]) -> None:
 
 
 def _ours(found: Opened, lost: list[str]) -> dict[str, Any]:
-    """Return the tree in the layout of a Trainer's checkpoint, as plain data and tensors."""
+    """Return the checkpoint's entries in the layout of a Trainer's checkpoint, as plain data and tensors."""
     tree = found.tree
     if found.kind in _OURS or "drivetrain_version" in tree:
         return tree
@@ -201,7 +205,8 @@ def _ours(found: Opened, lost: list[str]) -> dict[str, Any]:
     lost += noted
     if "drivetrain" in (plain.get("loops") or {}):
         plain["loops"] = {"drivetrain": plain["loops"]["drivetrain"]}
-    # Only with drivetrain's version does a Trainer expect a random state, which the other program did not save.
+    # A Trainer expects a random state in a checkpoint with drivetrain's version. The other program did not save one, so
+    # its "loops" stay without that version.
     return plain if "loops" in tree else {**plain, **_versions()}
 
 
@@ -224,7 +229,9 @@ _NOTHING = object()
 
 
 def _unmarked(value: Any, path: str, lost: list[str]) -> Any:
-    """Return ``value`` without entries that only drivetrain decodes, and add their paths to ``lost``."""
+    """Return ``value`` without the entries in drivetrain's own encoding, which other programs cannot read; add the
+    paths of these entries to ``lost``.
+    """
     if isinstance(value, Mapping):
         if MARKER in value:
             lost.append(path)

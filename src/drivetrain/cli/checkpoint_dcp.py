@@ -30,7 +30,7 @@ from drivetrain.strategies.optimizer_states import by_number
 from drivetrain.strategies.sharded_files import TensorNames
 
 _METADATA = ".metadata"
-_BESIDE = "meta.pt"  # Lightning's file for entries that are no tensors
+_BESIDE = "meta.pt"  # the file in which Lightning saves entries that are not tensors
 _TREE = "drivetrain"  # the entry with the plain data of a Trainer's checkpoint, as JSON
 
 
@@ -41,7 +41,7 @@ def is_folder(path: Path) -> bool:
 
 @dataclass
 class _Item(Piece):
-    """A part of a tensor: an item of ``length`` bytes in ``file``."""
+    """A part of a tensor, stored as an item of ``length`` bytes in ``file``."""
 
     length: int = 0
 
@@ -52,7 +52,7 @@ class _DcpTensor(StoredTensor):
         found = _load(self.folder / piece.file, piece.at, piece.length, self.called)  # type: ignore[operator]  # a local folder
         if not isinstance(found, Tensor) or (found.dtype, tuple(found.shape)) != (self.dtype, piece.shape):
             raise CheckpointError(f"{self.folder}: {self.called} is not what {_METADATA} says. Use another checkpoint.")
-        return found.resolve_conj().resolve_neg()  # because writers copy the bytes of its memory
+        return found.resolve_conj().resolve_neg()  # because writers copy the tensor's bytes as they are in memory
 
 
 class _View(io.RawIOBase):
@@ -99,12 +99,12 @@ def _load(file: Path, at: int, length: int, name: str) -> Any:
             view.seek(0)
             try:
                 return torch.load(view, map_location="cpu", weights_only=True)
-            except Exception:  # an object that is no plain data
+            except Exception:  # the object is not plain data
                 view.seek(0)
                 return read_objects(view, f"{file} ({name})", map_location="cpu")
     except CheckpointError:
         raise
-    except Exception as error:  # the file is missing, or its own fields are damaged
+    except Exception as error:  # the file is missing, or the fields of its format are damaged
         raise CheckpointError(f"{file}: {name!r} is missing or damaged ({error}). Use another one.") from error
 
 
@@ -174,7 +174,9 @@ def _set(tree: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
 
 
 def _of_lightning(tree: Mapping[str, Any], beside: Any) -> dict[str, Any]:
-    """Return the entries of a sharded checkpoint of Lightning, with optimizer states that number the parameters."""
+    """Return the entries of a sharded checkpoint of Lightning, after changing the keys of optimizer states from
+    parameter names to numbers.
+    """
     states: list[Any] = []
     while isinstance(state := tree.get(f"optimizer_{len(states)}"), Mapping):
         groups = state.get("param_groups", {})
@@ -186,7 +188,8 @@ def _of_lightning(tree: Mapping[str, Any], beside: Any) -> dict[str, Any]:
 
 
 def write(tree: Mapping[str, Any], folder: Path) -> None:
-    """Write a Trainer's checkpoint to the new folder: tensors under the names of FSDP's checkpoints, one at a time.
+    """Write a Trainer's checkpoint to the new folder, one tensor at a time, under the names that FSDP's checkpoints
+    use.
 
     Raises:
         OSError: the folder could not be written.
@@ -197,11 +200,12 @@ def write(tree: Mapping[str, Any], folder: Path) -> None:
     for name, tensor in names.tensors.items():
         inner = name.removeprefix("model.")
         (state if inner == name else state["model"])[inner] = tensor
-    with warnings.catch_warnings():  # about training with one process
+    with warnings.catch_warnings():  # torch warns if there is no process group
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         try:
             dcp_saver.save(state, storage_writer=dcp_files.FileSystemWriter(folder), no_dist=True)
-        except dcp_api.CheckpointException as error:  # it has the exceptions of all ranks, here of one
+        # error.failures has an exception per rank; here only one rank saves
+        except dcp_api.CheckpointException as error:
             failure, _ = next(iter(error.failures.values()))
             raise failure from error
 

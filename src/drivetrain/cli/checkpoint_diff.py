@@ -25,7 +25,7 @@ _NOT_IN_LIGHTNING = frozenset({
 
 
 def holds(kind: str, key: str) -> bool:
-    """Return whether checkpoints of this kind have a place for a Trainer's entry ``key``."""
+    """Return whether checkpoints of this kind can hold a Trainer's entry ``key``."""
     if kind in WEIGHTS_ONLY:
         return key == "state_dict"
     return kind not in ("lightning", "deepspeed") or key not in _NOT_IN_LIGHTNING
@@ -34,14 +34,15 @@ def holds(kind: str, key: str) -> bool:
 def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
     """Compare two checkpoints, one tensor at a time; with ``weights``, only their weights.
 
-    Entries for which one of the two kinds has no place are not compared.
+    An entry that one of the two kinds of checkpoint cannot hold is not compared.
 
     Returns:
         ``equal``; ``not_compared``: entries that only one kind can hold; ``only_in_a``, ``only_in_b``: paths;
-        ``tensors`` and ``values``: those that differ; the counts ``tensors_compared`` and ``values_compared``.
+        ``tensors`` and ``values``: those that differ; ``tensors_compared`` and ``values_compared``: how many were
+        compared.
 
     Raises:
-        CheckpointError: one of them cannot be read.
+        CheckpointError: one of the checkpoints cannot be read.
     """
     found = open_checkpoint(path), open_checkpoint(other)
     keys = found[0].tree.keys() | found[1].tree.keys()
@@ -59,7 +60,7 @@ def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
             if (difference := _of_tensors(first, second)) is not None:
                 tensors.append({"name": name, **difference})
         elif isinstance(first, Placeholder) and isinstance(second, Placeholder) and first.path == second.path:
-            unread.append(name)  # objects that are no plain data
+            unread.append(name)  # pickled objects are not read
         elif isinstance(first, Tensor) or isinstance(second, Tensor) or not _same(first, second):
             values.append({"name": name, "a": shown(first), "b": shown(second)})
     return {
@@ -76,7 +77,9 @@ def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
 
 
 def _leaves(found: Opened, keys: Iterable[str], common: bool) -> Iterable[tuple[str, Any]]:
-    """Yield the leaves of these entries; with ``common``, of "loops" only the position, which all kinds have."""
+    """Yield the leaves of the entries ``keys``. With ``common``, yield of "loops" only the position in the training,
+    which all kinds hold.
+    """
     for key in sorted(keys):
         if key in found.tree:
             part = found.tree[key]
@@ -109,17 +112,18 @@ def _of_tensors(one: Tensor, other: Tensor) -> dict[str, Any] | None:
         difference["dtypes"] = [str(each.dtype).removeprefix("torch.") for each in (one, other)]
     if one.shape != other.shape:
         return {**difference, "shapes": [list(one.shape), list(other.shape)]}
-    if one.dtype != other.dtype and torch.uint64 in (one.dtype, other.dtype):  # no dtype has the values of both
+    # no dtype can represent the values of both
+    if one.dtype != other.dtype and torch.uint64 in (one.dtype, other.dtype):
         return difference
     count, unbounded = 0, 0
     largest: float = 0
     chunks: list[Any] = [torch.split(_flat(each), _CHUNK) for each in (one, other)]
     for first, second in zip(*chunks, strict=True):
         wide = _wide(one.dtype, other.dtype)
-        if one.dtype == other.dtype:  # bits, so that NaN equals NaN and 0.0 is not -0.0
+        if one.dtype == other.dtype:  # compare bits, so that NaN equals NaN, and 0.0 differs from -0.0
             bits = (each.view(torch.uint8).reshape(-1, one.dtype.itemsize) for each in (first, second))
             wrong = next(bits).ne(next(bits)).any(1)
-        else:  # torch compares only some pairs of types
+        else:  # torch can compare only some pairs of dtypes
             wrong = first.to(wide) != second.to(wide)
         count += int(wrong.sum())
         if wrong.any() and wide == torch.int64:
@@ -145,7 +149,7 @@ def _wide(one: torch.dtype, other: torch.dtype) -> torch.dtype:
 
 
 def _integer_distance(one: Tensor, other: Tensor) -> int:
-    """Return the largest difference, exactly: one that needs all 64 bits is a negative number in int64."""
+    """Return the exact largest difference. A difference of 2**63 or more overflows int64 to a negative number."""
     wide = [each.view(torch.int64) ^ -(2**63) if each.dtype == torch.uint64 else each.long() for each in (one, other)]
     distance = torch.maximum(*wide) - torch.minimum(*wide)
     large = distance[distance < 0]

@@ -84,7 +84,7 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()  # as if it were dense: a sparse tensor has no `nbytes`
+    return tensor.numel() * tensor.element_size()  # the size if dense, because a sparse tensor has no `nbytes`
 
 
 def _summary(tensors: Iterable[Tensor]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Open checkpoints of every kind without reading their tensors, as one tree with the keys of a Trainer's checkpoint."""
+"""Open checkpoints of every kind, without reading their tensors, as nested dictionaries with the keys of a Trainer's
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ KINDS = {
 """The kinds that :func:`open_checkpoint` recognizes, by the names that the commands print and accept."""
 
 WEIGHTS_ONLY = frozenset({"torch", "safetensors", "huggingface"})
-"""Kinds that hold weights and nothing of a run."""
+"""Kinds that hold only weights: no optimizer states, no position in the training."""
 
 _WEIGHTS = ("state_dict", "model", "module", "model_state_dict")
 """The keys under which programs store a model's weights."""
@@ -50,7 +52,7 @@ class Opened:
         path: its file or folder.
         kind: one of :data:`KINDS`.
         tree: its entries, with the weights under "state_dict". Tensors are read from the disk when they are used.
-        files: its files, without the rank files beside it.
+        files: its files, except the files with the states of single ranks beside it.
         notes: sentences about contents that are not in ``tree``.
     """
 
@@ -62,7 +64,7 @@ class Opened:
 
     @property
     def rank_files(self) -> list[dict[str, Any]]:
-        """The main file's entries for the rank files beside it."""
+        """What the main file records about each rank file (the file with the state of one rank) beside it."""
         return list(self.tree.get(rank_files.LISTED, ()))
 
 
@@ -78,7 +80,7 @@ def open_checkpoint(path: str) -> Opened:
     place = Path(files.spelled(path))
     if not place.exists():
         raise NoCheckpointError(f"There is no checkpoint at {path}. Check the path.")
-    if not (place.is_file() or place.is_dir()):  # opening a pipe would wait
+    if not (place.is_file() or place.is_dir()):  # opening a pipe would block
         raise ConfigurationError(f"{path} is a pipe, a device or a socket. Pass a file or a folder.")
     if not os.access(place, os.R_OK):
         raise ConfigurationError(f"{path} cannot be read: you have no permission. Change its permissions.")
@@ -175,10 +177,10 @@ def _is_state_dict(value: Mapping[Any, Any]) -> bool:
 
 
 def check_ordinary(found: Opened, sparse: bool) -> None:
-    """Check that every tensor is an ordinary dense one; with ``sparse``, sparse ones are allowed, too.
+    """Check that no tensor is quantized, and that none is sparse unless ``sparse`` allows it.
 
     Raises:
-        CheckpointError: a tensor is quantized, or sparse where that is not supported; the message names it.
+        CheckpointError: a tensor is quantized, or is sparse without ``sparse``; the message names the tensor.
     """
     for name, each in leaves(found.tree):
         if isinstance(each, Tensor) and (each.is_quantized or (each.layout != torch.strided and not sparse)):
@@ -205,7 +207,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def size_of(found: Opened) -> int:
-    """Return the bytes of the checkpoint's files, with the rank files that exist."""
+    """Return the size of the checkpoint's files, and of the rank files that exist, in bytes."""
     with restoring("rank_files"):
         beside = [rank_files.place_of(entry(each, "name", str), found.path) for each in found.rank_files]
     return sum(map(os.path.getsize, found.files)) + sum(

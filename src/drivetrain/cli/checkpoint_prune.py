@@ -1,4 +1,6 @@
-"""``drivetrain checkpoint prune``: remove older checkpoints, and what unfinished saves have left in a folder."""
+"""``drivetrain checkpoint prune``: remove from a folder older checkpoints, and the files of saves that were
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,13 @@ _YOUNG = 3600  # seconds; a younger leftover may belong to a save that is runnin
 def prune(folder: str, keep: int | None = None, delete: bool = False) -> dict[str, Any]:
     """List what can be removed from ``folder``; with ``delete``, remove it.
 
-    These stay: the newest complete checkpoint, the best and the last one that ModelCheckpoint recorded in it, the
-    targets of links, damaged files, and files that drivetrain did not write.
+    These are never removed: the newest complete checkpoint; the best and the last checkpoint according to the state of
+    ModelCheckpoint in it; the targets of links; damaged files; files that drivetrain did not write.
 
     Args:
         folder: the folder of a ModelCheckpoint, for example. Its subfolders are not searched.
-        keep: how many of the newest complete checkpoints stay; ``None``: all, so that only leftovers are removed.
+        keep: how many of the newest complete checkpoints stay; ``None``: all of them, so that only files of interrupted
+            saves are removed.
         delete: remove the files.
 
     Returns:
@@ -83,7 +86,9 @@ def _size(path: Path) -> int:
 
 
 def _ours(path: Path) -> Mapping[str, Any] | None:
-    """Return the entries of a checkpoint that drivetrain has finished; ``None`` for anything else."""
+    """Return the entries of a checkpoint that drivetrain has saved completely; ``None`` for any other file or
+    folder.
+    """
     if path.name.startswith(".") or _RANK_FILE.fullmatch(path.name) or _UNFINISHED.fullmatch(path.name):
         return None
     if path.is_symlink() or (path.is_dir() and not sharded.is_checkpoint(path)):
@@ -92,7 +97,7 @@ def _ours(path: Path) -> Mapping[str, Any] | None:
 
 
 def _tree(path: Path) -> Mapping[str, Any] | None:
-    """Return the entries of a file or folder; ``None`` if it has none."""
+    """Return the checkpoint entries in a file or folder; ``None`` if it is not a checkpoint."""
     try:
         tree = entries(path) if path.is_file() or path.is_dir() else None  # opening a pipe would wait
     except Exception:  # a file of another program may raise anything
@@ -106,7 +111,7 @@ def _tree(path: Path) -> Mapping[str, Any] | None:
 def _checkpoints(
     mains: Mapping[str, Mapping[str, Any]], present: list[Path], keep: int | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield an entry for each finished checkpoint, the newest first."""
+    """Yield the result's entry for each complete checkpoint, the newest first."""
     linked = {os.path.realpath(each): each.name for each in present if each.is_symlink()}
     counts, protected, highest = {True: 0, False: 0}, dict[str, str](), {True: -1, False: -1}
     for path in newest_first(TorchCheckpointIO(), mains):
@@ -114,7 +119,7 @@ def _checkpoints(
         if (problem := _problem(path)) is not None:
             yield _entry(path, "keep", f"damaged, so it is not counted: {problem}", beside)
             continue
-        resumes = "loops" in mains[path]  # checkpoints of weights only are counted separately
+        resumes = "loops" in mains[path]  # checkpoints with only weights are counted separately
         counts[resumes] += 1
         complete, what = counts[resumes], "" if resumes else " with weights only"
         step = each if isinstance(each := mains[path].get("global_step"), int) else -1
@@ -128,7 +133,7 @@ def _checkpoints(
             yield _entry(path, "keep", "complete" if keep is None else f"one of the {keep} newest{what}", beside)
         elif reason:
             yield _entry(path, "keep", reason, beside)
-        elif is_ahead:  # its file may have a wrong time, as after a copy, or be of an earlier run
+        elif is_ahead:  # a copy may have changed the file's time, or an earlier run wrote the file
             yield _entry(path, "keep", f"its step {step} is higher than those of the newer files{what}", beside)
         else:
             newest = "newest complete one" if keep == 1 else f"{keep} newest complete ones"
@@ -138,7 +143,7 @@ def _checkpoints(
 def _problem(path: str) -> str | None:
     try:
         return next((each["problem"] for each in verify(path)["problems"]), None)
-    except CheckpointError as error:  # it has no weights, for example
+    except CheckpointError as error:  # for example, there are no weights
         return str(error)
 
 
@@ -153,7 +158,8 @@ def _recorded(checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _beside(path: str, mains: Mapping[str, Mapping[str, Any]]) -> list[Path]:
     """Return the existing rank files of a checkpoint."""
     names = [Path(rank_files.place_of(each["name"], path)).name for each in mains[path].get(rank_files.LISTED, ())]
-    # place_of resolves links, so the folder is taken from `path`, as the listing of the folder spells it
+    # place_of resolves links. The result must have the folder's name as `path` spells it, so that it equals the paths
+    # in the folder's listing.
     return [each for name in names if (each := Path(path).with_name(name)).exists()]
 
 
@@ -161,7 +167,7 @@ def _beside(path: str, mains: Mapping[str, Mapping[str, Any]]) -> list[Path]:
 
 
 def _leftovers(present: list[Path], mains: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield an entry for each leftover of a save."""
+    """Yield the result's entry for each file or folder that an interrupted save has left."""
     owned = {str(each) for main in mains for each in _beside(main, mains)}
     for path in present:
         reason = ""
@@ -197,7 +203,7 @@ def _is_of_a_save(path: Path) -> bool:
     """Return whether drivetrain can have written the contents of ``path``."""
     if path.is_dir():
         return all(each.is_file() and _IN_A_SAVE.fullmatch(each.name) for each in path.iterdir())
-    if _PART.fullmatch(path.name) and path.is_file():  # may be cut short anywhere
+    if _PART.fullmatch(path.name) and path.is_file():  # an interrupted save may have cut it off anywhere
         with path.open("rb") as stream:
             return stream.read(4) in (b"", b"PK\3\4")
     tree = _tree(path)

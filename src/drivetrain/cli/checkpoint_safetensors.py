@@ -16,23 +16,23 @@ from drivetrain.checkpoints.unread import UnreadTensor
 from drivetrain.errors import CheckpointError, check_installed
 
 _NAMES = ("model.safetensors", "pytorch_model.bin")
-_ALIAS = "drivetrain.alias:"  # prefix of metadata entries: a further name of a tensor, as tied weights have
+_ALIAS = "drivetrain.alias:"  # prefix of a metadata entry for a further name of a tied weight
 
 
 class _Alias:
-    """Replaces a tensor that shares its memory with the one called ``name``, as tied weights do."""
+    """Stands for a tied weight: a tensor that shares its memory with the tensor called ``name``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 def is_file(path: Path) -> bool:
-    """Return whether ``path`` is named as a file of safetensors."""
+    """Return whether the name of ``path`` ends with ".safetensors"."""
     return path.suffix == ".safetensors"
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Return the files with the weights of a model folder; empty if ``folder`` is none.
+    """Return the files with the weights of a model folder; empty if ``folder`` is no model folder.
 
     Raises:
         CheckpointError: the folder's index is damaged, or a file that it lists is missing.
@@ -52,7 +52,8 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the tensors of a file, mapped into memory; ``with_aliases`` completes the result.
+    """Return the tensors of a file, mapped into memory. Pass the results of all files to ``with_aliases``, which
+    replaces the names of tied weights by tensors.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -73,7 +74,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def with_aliases(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors of all files of a model, in which tied weights are one tensor again."""
+    """Return the tensors of all files of a model, with the same tensor under every name of a tied weight."""
     kept = {name: value.name if isinstance(value, _Alias) else name for name, value in state.items()}
     return {name: state[kept[name]] for name in state if kept[name] in state}
 
@@ -81,12 +82,12 @@ def with_aliases(state: Mapping[str, Any]) -> dict[str, Any]:
 def write(state: Mapping[str, Any], target: Path, largest: int | None = None) -> list[str]:
     """Write tensors to the new file ``target``, or to a new folder in files of at most ``largest`` bytes.
 
-    The weights of one file are in memory at a time, unless the tensors are mapped.
+    Unless the tensors are mapped, the weights of one file at a time are in memory.
 
     Args:
         state: the weights. Entries that are no tensors are left out.
         target: the file; with ``largest``, the folder.
-        largest: bytes; a larger tensor gets a file of its own.
+        largest: the most bytes of a file; a tensor with more bytes gets a file of its own.
 
     Returns:
         The names of entries that are left out.
@@ -148,7 +149,7 @@ def _save(tensors: Mapping[str, Tensor], target: Path, aliases: Mapping[str, str
     except OSError:
         raise
     except Exception as error:  # the package raises exceptions of its own
-        if (number := re.search(r"os error (\d+)", str(error))) is not None:  # the disk is full, for example
+        if (number := re.search(r"os error (\d+)", str(error))) is not None:  # for example, the disk is full
             raise OSError(int(number[1]), str(error)) from error
         raise CheckpointError(
             f"{target.name} was not written, because safetensors cannot store a tensor: {error}. Convert it to a "

@@ -24,10 +24,11 @@ def verify(path: str) -> dict[str, Any]:
     """Check the checkpoint at ``path`` by reading all of it.
 
     Returns:
-        ``ok``; ``problems``, each with its ``file`` and a message ``problem``; ``notes``, on what has no checksums.
+        ``ok``; ``problems``, each with its ``file`` and a message ``problem``; ``notes``, which name what has no
+        checksums.
 
     Raises:
-        NoCheckpointError, CheckpointNameError: there is nothing of a known kind.
+        NoCheckpointError, CheckpointNameError: there is no checkpoint of a known kind.
     """
     place = Path(files.spelled(path))
     notes: list[str] = []
@@ -54,7 +55,7 @@ def first_problem(found: Opened) -> str | None:
     """Return the first damage that reading the tensors would not detect; ``None`` if there is none."""
     if found.kind in ("drivetrain-sharded", "dcp"):  # reading a tensor compares its checksum
         return None
-    main = Opened(found.path, found.kind, {}, found.files)  # without the rank files
+    main = Opened(found.path, found.kind, {}, found.files)  # so that rank files are not checked
     return next((problem for _, problem in _problems(main)), None)
 
 
@@ -94,7 +95,9 @@ def _records(file: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _of_shards(found: Opened) -> Iterator[tuple[Path, str]]:
-    """Yield each damaged tensor, or the damage outside of tensors; in an undamaged file, each incomplete tensor."""
+    """Yield the problem of each damaged tensor. If no tensor is damaged, yield the damage elsewhere in the files; if
+    there is none, each tensor of which a part was not saved.
+    """
     tensors = [each for _, each in leaves(found.tree) if isinstance(each, sharded.StoredTensor)]
     if damage := problem_of(sharded.verify, found.path):
         problems = [problem for each in tensors if (problem := problem_of(each.whole))]

@@ -1,7 +1,9 @@
-"""Folders of DeepSpeed's engine: float32 weights that ZeRO has spread over ranks, read without DeepSpeed.
+"""Read the float32 weights in checkpoint folders of DeepSpeed's engine, which ZeRO has spread over ranks; needs no
+DeepSpeed.
 
 ZeRO flattens the parameters of each optimizer group into one vector. With stages 1 and 2 the ranks hold consecutive
-parts of the vector. With stage 3 each rank holds its part of every parameter, one after the other.
+parts of the vector. With stage 3 each rank holds a part of every parameter; these parts follow each other in the rank's
+vector.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class _Gathered(UnreadTensor):
 
     @staticmethod
     def made(shape: Sequence[int], dtype: torch.dtype, parts: Callable[[], Sequence[Tensor]]) -> _Gathered:
-        """Return the tensor of this shape from the first elements of the flat ``parts``."""
+        """Return a tensor of this shape whose values will be read from the concatenated flat ``parts``, as many as it
+        needs.
+        """
         tensor = _Gathered(shape, dtype)
         assert isinstance(tensor, _Gathered)
         tensor.parts = parts
@@ -52,7 +56,9 @@ class _Gathered(UnreadTensor):
 
 
 def folder_of(path: Path) -> Path | None:
-    """Return the folder of one checkpoint: ``path``, or the one that its file ``latest`` names; ``None``: neither."""
+    """Return the folder of one checkpoint: ``path``, or the subfolder that the file ``latest`` in it names; ``None``:
+    neither.
+    """
     for folder in (path, _latest(path)):
         if folder is not None and any(map(_MODEL.fullmatch, (each.name for each in folder.glob("*.pt")))):
             return folder
@@ -73,7 +79,7 @@ def read(folder: Path) -> tuple[dict[str, Any], list[Path], list[str]]:
     """Return the entries that a Trainer has stored with the complete weights, the files, and notes on what is left out.
 
     Raises:
-        CheckpointError: a file is damaged or missing, or the weights are also split by tensor parallelism.
+        CheckpointError: a file is damaged or missing, or tensor parallelism has split the weights.
     """
     found = files_of(folder)
     by_rank = {
@@ -159,7 +165,9 @@ def _of_stage_3(first: Mapping[str, Any], optimizers: Sequence[Mapping[str, Any]
 
 
 def _parts(vectors: Sequence[Tensor], at: int, count: int) -> list[Tensor]:
-    """Return ``count`` elements from ``at`` on of the concatenated vectors, as slices of the vectors."""
+    """Return slices of the vectors that together are the elements ``at`` to ``at + count`` of the concatenated
+    vectors.
+    """
     found = []
     for vector in vectors:
         if at < len(vector) and count > 0:

@@ -1,4 +1,4 @@
-"""Import classes that a command line or a configuration names by their file, ``train.py:Net``."""
+"""Import classes that a command line or a configuration names by their file, such as ``train.py:Net``."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from drivetrain.errors import ConfigurationError, did_you_mean
 
 _PLACE = re.compile(r"(--[\w.]+\+?=)?((?:[A-Za-z]:[\\/])?[^:\[\]{}'\"]+\.py):([A-Za-z_]\w*(?:\.\w+)*)")
 imported: dict[str, str] = {}
-"""The file of each module that was imported by its file, as it was first written."""
+"""For each module that was imported by its file, the file's path as the user first wrote it."""
 
 
 def module_of(file: str, folder: str = "") -> ModuleType:
-    """Return the module in a file, imported with the file's folder on ``sys.path``, as ``python file.py`` has it.
+    """Import a file as a module and return it. During the import the file's folder is on ``sys.path``, as with ``python
+    file.py``.
 
-    A relative path begins in ``folder``, or in the working directory. The code below ``if __name__ == "__main__"`` does
-    not run.
+    A relative path is relative to ``folder``; without ``folder``, to the working directory. The code below ``if
+    __name__ == "__main__"`` does not run.
 
     Raises:
         ConfigurationError: there is no such Python file.
     """
     path = Path(folder, file).resolve()
     name = re.sub(r"\W|^(?=\d)", "_", path.stem)
-    for each in (name, f"{name}_{abs(hash(str(path)))}"):  # another module may have the name
+    for each in (name, f"{name}_{abs(hash(str(path)))}"):  # a module of another file may have the first name
         if (known := sys.modules.get(each)) is None:
             break
         if getattr(known, "__file__", None) == str(path):
@@ -52,7 +53,7 @@ def module_of(file: str, folder: str = "") -> ModuleType:
 
 
 def object_at(place: str, folder: str = "") -> Any:
-    """Return the object at ``"file.py:Name"``, where :func:`module_of` finds it, or at ``"package.module:Name"``.
+    """Return the object called ``"package.module:Name"``, or ``"file.py:Name"``, whose file :func:`module_of` imports.
 
     Raises:
         ConfigurationError: there is no such file or name.
@@ -69,9 +70,8 @@ def object_at(place: str, folder: str = "") -> Any:
 
 
 def import_path(text: str, folder: str = "") -> str:
-    """Return the import path for ``"file.py:Class"``, also behind ``--option=``; any other text unchanged.
-
-    The file is imported.
+    """Import the file of ``"file.py:Class"`` and return the class's import path, after ``--option=`` if the text begins
+    so. Any other text is returned unchanged.
 
     Raises:
         ConfigurationError: there is no such file or class.
@@ -93,7 +93,7 @@ def import_paths(value: Any, folder: str) -> Any:
 
 
 def places(text: str, files: Mapping[str, str]) -> str:
-    """Replace the import paths in YAML by ``file.py:Class``, for classes of the modules in ``files`` (as
+    """Replace import paths in YAML by ``file.py:Class``, where the class is in a module of ``files`` (a dictionary as
     :data:`imported`).
     """
 

@@ -1,4 +1,4 @@
-"""Optimizers and schedulers from a configuration: by class path and arguments, or as a callable."""
+"""Create the optimizers and schedulers that a configuration describes, by class path and arguments or as a callable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LRSchedulerCallable = Callable[[Optimizer], LRScheduler]
 
 
 class ReduceLROnPlateau(lr_scheduler.ReduceLROnPlateau):
-    """torch's scheduler of this name, with the name of its monitored value.
+    """torch's scheduler of this name, which also knows the name of its monitored value.
 
     Args:
         optimizer: the optimizer whose learning rates it reduces.
@@ -52,7 +52,7 @@ def instantiate_class(args: Any, init: Mapping[str, Any]) -> Any:
     """Return an object of the class that ``init`` describes.
 
     Args:
-        args: a tuple of positional arguments, or the only one.
+        args: the positional arguments as a tuple, or a single one.
         init: ``{"class_path": "package.module.Class", "init_args": {...}}``; ``init_args`` may be missing.
 
     Raises:

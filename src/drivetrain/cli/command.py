@@ -1,9 +1,9 @@
 """The command ``drivetrain``: one subcommand per entry of :data:`COMMANDS`, imported when it is called.
 
 To add a subcommand, add a line to :data:`COMMANDS`, and to its module two functions: ``parser(prog)``, which returns
-the ``argparse.ArgumentParser`` of help and completion, and ``main(arguments, prog)``, which returns the exit code: 0;
-1 if what was checked is not right; 2 for wrong usage, or what could not be tried. Importing the module and calling
-``parser`` may not import torch.
+the ``argparse.ArgumentParser`` of help and completion, and ``main(arguments, prog)``, which returns the exit code: 0; 1
+if a check has failed; 2 for wrong usage, or if a check could not run. Importing the module and calling ``parser`` may
+not import torch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Command(NamedTuple):
     """One subcommand.
 
     Attributes:
-        module: its module in this package; ``main`` of it is called with ``(arguments, prog)``.
+        module: its module in this package; its ``main`` is called with ``(arguments, prog)``.
         help: one line for ``drivetrain --help``.
-        group: the heading of that line.
+        group: the heading in the help under which that line is.
     """
 
     module: str
@@ -88,10 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = module.main(given.arguments, f"drivetrain {given.command}")
         if sys.stdout is not None and not sys.stdout.closed:
             sys.stdout.flush()
-    except BrokenPipeError:  # of the standard output, or of something else in a program
+    except BrokenPipeError:  # from the standard output, or from another pipe of the program
         try:
             print(flush=True)
-        except BrokenPipeError:  # the reader, such as head, has ended; Python would report it at exit
+        # the reader, such as head, has ended; without dup2, Python would report the broken pipe at exit
+        except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141  # a shell's exit code for SIGPIPE
         raise
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the words up to the subcommand's name."""
+    """Return the parser for the words up to and including the subcommand's name."""
     groups = dict.fromkeys(command.group for command in COMMANDS.values())
     listed = "\n\n".join(
         f"{group}:\n" + "\n".join(f"  {name:<14}{each.help}" for name, each in COMMANDS.items() if each.group == group)

@@ -1,4 +1,6 @@
-"""The command ``drivetrain completion``: completion for bash, zsh and fish, made from the table and the parsers."""
+"""The command ``drivetrain completion``: prints completion for bash, zsh and fish, made from the table of commands and
+their parsers.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def main(arguments: Sequence[str], prog: str = "drivetrain completion") -> int:
 def _words(
     path: str, parser: argparse.ArgumentParser, commands: Mapping[str, command.Command] | None = None
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the path of a command ("checkpoint diff") and the words that may follow it, then of its subcommands."""
+    """Yield the path of a command (such as "checkpoint diff") and the words that may follow the path; then the same for
+    each of its subcommands.
+    """
     words: dict[str, str] = {}
     below: dict[str, argparse.ArgumentParser] = {}
     for action in parser._actions:

@@ -1,4 +1,6 @@
-"""The command ``drivetrain conformance``: check that a part of one's own keeps the contract of its kind."""
+"""The command ``drivetrain conformance``: check that your own part, such as a strategy or a logger, keeps the contract
+of its kind.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ with on_first_use:
     from drivetrain.testing import checks
 
 SCHEMA = 1
-"""The version of the JSON; it rises when a key changes its meaning or is removed."""
+"""The version of the JSON output. A new version means that a key has changed its meaning or was removed."""
 
 KINDS = ("accelerator", "strategy", "launcher", "cluster", "logger", "store", "precision", "loader")
 
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain conformance") -> int:
 
     outcomes: list[checks.Outcome] = []
     error = None
-    sys.path.insert(0, os.getcwd())  # the working directory, as with python -m
+    sys.path.insert(0, os.getcwd())  # python -m puts the working directory there, too
     with _printing_to_stderr() as out:
         try:
             part = checks.Part(given.kind, given.part, given.args, given.settings)
@@ -80,7 +82,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def _mapping(text: str) -> dict[str, Any]:
-    value = json.loads(text)  # argparse reports a ValueError
+    value = json.loads(text)  # a ValueError becomes argparse's error message
     if not isinstance(value, dict):
         raise ValueError
     return value
@@ -91,7 +93,7 @@ _mapping.__name__ = "JSON object"  # argparse names the type in its message
 
 @contextlib.contextmanager
 def _printing_to_stderr() -> Iterator[Any]:
-    """Context in which this process and those that it starts print to stderr; yields the real output."""
+    """Context in which this process and its child processes print to stderr; yields the real standard output."""
     sys.stdout.flush()
     real = os.dup(1)
     try:
@@ -117,7 +119,9 @@ def _json(given: argparse.Namespace, outcomes: list[checks.Outcome], counts: dic
 
 
 def badge(kind: str, counts: dict[str, int]) -> str:
-    """Return a line of Markdown that shows the result as a picture, which shields.io draws when a page is read."""
+    """Return a line of Markdown that shows the result as a badge. The picture comes from shields.io, whenever a reader
+    opens the page.
+    """
     passed, run = counts["ok"], counts["ok"] + counts["fails"]
     texts = f"drivetrain {drivetrain.__version__} {kind}", f"{passed} of {run} checks"
     color = "red" if counts["fails"] else "brightgreen"

@@ -29,11 +29,11 @@ class Row:
     Attributes:
         name: the value for ``accelerator``.
         description: the accelerator's registered description.
-        available: whether it can be used here.
+        available: whether it can be used on this machine.
         reason: why it cannot be used, or the error that it raised; empty if it can be used.
         devices: the number of its devices.
         total_memory: bytes of each device; ``None`` if unknown.
-        auto_priority: the priority in ``accelerator="auto"``; ``None``: not considered.
+        auto_priority: the priority in ``accelerator="auto"``; ``None``: "auto" never chooses it.
         also: the accelerator's other names.
     """
 
@@ -48,7 +48,7 @@ class Row:
 
     @property
     def state(self) -> str:
-        """A short description of its state."""
+        """Whether the accelerator is available, in a few words."""
         if not self.available:
             return f"no: {self.reason}"
         count = number_of(self.devices, "device")
@@ -99,7 +99,7 @@ def _registered() -> Iterator[Row]:
     for name in kinds.AcceleratorRegistry.available():
         try:
             entry = kinds.AcceleratorRegistry.entry(name)
-        except Exception as error:  # a package that cannot be imported must not hide the others
+        except Exception as error:  # an accelerator whose package cannot be imported must not hide the others
             yield Row(name, reason=f"it cannot be imported: {_shown(error)}")
         else:
             yield _row(entry)
@@ -127,7 +127,7 @@ def _shown(error: Exception) -> str:
 
 
 def _print(rows: Sequence[Row], absent: Sequence[str]) -> None:
-    # show one line per accelerator, under its first name
+    # one line per accelerator, although a row exists for each of its names
     firsts = [row for row in rows if all(row.name < other for other in row.also)]
     table = [
         ("accelerator", "here", "what it is"),

@@ -1,6 +1,7 @@
 """The command ``drivetrain explain``: the cause, an example and the cure of a message that ends with a code.
 
-The texts are in messages.md beside this file, an entry per code; docs/make_errors.py writes docs/errors.md from it.
+The texts are in messages.md beside this file, one entry per code. docs/make_errors.py generates docs/errors.md from
+messages.md.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from drivetrain.errors import closest
 
 FILE = Path(__file__).with_name("messages.md")
 NEW = "DT0000"
-"""The code of a new message, in its text and in :data:`FILE`, until docs/make_errors.py gives it a number."""
+"""The placeholder for the code of a new message and of its entry in :data:`FILE`, until docs/make_errors.py assigns a
+number."""
 
 PRELUDE = FILE.with_name("templates").joinpath("example.txt").read_text(encoding="utf-8")
 """The lines with which each example begins."""
@@ -37,13 +39,15 @@ class Entry(NamedTuple):
 
     @property
     def example(self) -> str:
-        """The code that leads to the message, after :data:`PRELUDE`; "" if one process cannot show it."""
+        """The code that leads to the message, after :data:`PRELUDE`; "" if a single process cannot cause the
+        message.
+        """
         lines = re.findall(r"^(?:    .*|)\n", self.body, re.MULTILINE)
         return textwrap.dedent("".join(lines)).strip("\n")
 
 
 def entries() -> Iterator[Entry]:
-    """Yield all entries, in their order."""
+    """Yield all entries, in the order of :data:`FILE`."""
     text = FILE.read_text(encoding="utf-8")
     for found in re.finditer(r"^## (DT\d{4}) (.*)\n((?:(?!#).*\n)*)", text, re.MULTILINE):
         yield Entry(found[1], found[2], found[3].strip("\n") + "\n")

@@ -1,4 +1,4 @@
-"""Print why a command failed, also as JSON."""
+"""Print why a command failed, as text and, if asked for, as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import sys
 
 
 def failed(message: str, as_json: bool) -> int:
-    """Print ``message`` on stderr, and as ``{"error": ...}`` on stdout if that was asked for; return exit code 2."""
+    """Print ``message`` on stderr, and if JSON was asked for, print ``{"error": ...}`` on stdout. Return the exit code
+    2.
+    """
     if as_json:
         print(json.dumps({"error": message}, indent=2))
     print(message, file=sys.stderr)

@@ -1,4 +1,6 @@
-"""The commands ``drivetrain fit``, ``validate``, ``test`` and ``predict``: :class:`LightningCLI` without a program."""
+"""The commands ``drivetrain fit``, ``validate``, ``test`` and ``predict``: they run :class:`LightningCLI`, so that the
+user needs no program.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ with on_first_use:
     from drivetrain.trainer import trainer
 
 _OPTIONS = ("config", "trainer", "model", "data", "seed_everything", "optimizer", "lr_scheduler")
-"""The options that all commands have."""
+"""The options that all four commands have."""
 
 ABOUT = {
     "fit": "train the model",
@@ -34,7 +36,9 @@ ABOUT = {
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser for the short help and for completion; the options of the classes are read by LightningCLI."""
+    """Return the parser for the short help and for completion. LightningCLI parses the options of the user's
+    classes.
+    """
     name = prog.rpartition(" ")[2]
     made = argparse.ArgumentParser(
         prog,
@@ -66,7 +70,7 @@ def main(arguments: Sequence[str], prog: str) -> int:
     name, short, words = prog.rpartition(" ")[2], parser(prog), list(arguments)
     if not words or words[0] in ("-h", "--help"):
         short.parse_args(words)
-    sys.path.insert(0, os.getcwd())  # for modules that a configuration names, as with python -m
+    sys.path.insert(0, os.getcwd())  # so that a configuration can name modules in the working directory
     try:
         check_installed(prog, "jsonargparse", install='"drivetrain[cli]"')
         if not words[0].startswith("-"):
@@ -84,10 +88,10 @@ def main(arguments: Sequence[str], prog: str) -> int:
             return {name: lightning_cli.LightningCLI.subcommands()[name]}
 
         def predict(self, **given: Any) -> None:
-            """Save the predictions, which no program gets, beside the logs."""
+            """Save the predictions beside the logs, because there is no program to which they could be returned."""
             found, folder = self.trainer.predict(**given), self.trainer.log_dir or self.trainer.default_root_dir
             if found and self.trainer.is_global_zero:
-                import torch  # not imported for the help of this command
+                import torch  # imported here, because the command's help needs no torch
 
                 os.makedirs(folder, exist_ok=True)
                 torch.save(found, path := os.path.join(folder, "predictions.pt"))
@@ -107,7 +111,7 @@ def _target(word: str) -> list[str]:
     """Return the option for the first word of the command line: ``--config`` for a file, ``--model`` for a class.
 
     Raises:
-        ConfigurationError: it is neither.
+        ConfigurationError: the word is neither a file nor a class.
     """
     if word.endswith((".yaml", ".yml", ".json")):
         if "://" not in word and not os.path.isfile(word):
@@ -136,7 +140,8 @@ def _check(path: str, name: str) -> None:
     """Check the form of a configuration, and the names of its options and of the Trainer's arguments.
 
     Raises:
-        ConfigurationError: one of these is wrong. The parser reports a file that cannot be read.
+        ConfigurationError: the form or a name is wrong. A file that cannot be read is not checked here, because the
+            parser will report it.
     """
     if not os.path.isfile(path):
         return
@@ -167,10 +172,11 @@ def _check(path: str, name: str) -> None:
 
 
 def _class(words: Sequence[str], option: str, kind: type) -> type | None:
-    """Return the class that ``option`` names; ``None``: there is none, or LightningCLI has to find it.
+    """Return the class that ``option`` names; ``None`` if it gives no path of a class; LightningCLI then looks for a
+    bare name or reads a file.
 
     Raises:
-        ConfigurationError: it does not exist, or is no ``kind``.
+        ConfigurationError: the class does not exist, or is not a subclass of ``kind``.
     """
     for place in _given(words, option):
         if "." not in place or place.endswith((".yaml", ".yml", ".json")):

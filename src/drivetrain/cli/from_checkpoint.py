@@ -37,7 +37,7 @@ with on_first_use:
 CLASS_PATH, INSTANTIATOR = "_class_path", "_instantiator"
 
 WRITTEN = "lightning.pytorch.cli.instantiate_module"
-"""The value of ``_instantiator``: the one that Lightning writes, so that Lightning reads these files, too."""
+"""The value of ``_instantiator``. Lightning writes the same value, so Lightning can also read drivetrain's files."""
 
 _KNOWN = frozenset({WRITTEN, "pytorch_lightning.cli.instantiate_module"})
 _MODULES_OF_THE_PARSER = frozenset({"jsonargparse", "yaml", "docstring_parser", "typeshed_client", "importlib"})
@@ -46,17 +46,17 @@ _MODULES_OF_THE_PARSER = frozenset({"jsonargparse", "yaml", "docstring_parser", 
 def hyperparameters(
     parser: ArgumentParser, config: Namespace, key: str, cls: type, links: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the hyperparameters of an object that LightningCLI builds.
+    """Return the hyperparameters to save for an object that LightningCLI builds.
 
     Args:
         parser: the parser of the subcommand.
         config: the parsed configuration.
         key: the option of the object, "model" or "data".
         cls: its class.
-        links: values from other objects, by the option that they replace.
+        links: for each option that is linked to another object, the value from that object.
 
-    Returns: ``None`` if the configuration contains objects that a file cannot contain, or if it belongs to an object
-    among this class's arguments.
+    Returns: ``None`` if the configuration contains objects that cannot be written to a file, or if ``config`` names
+    another class than ``cls``.
     """
     try:
         values: dict[str, Any] = as_plain(parser, config).get(key) or {}
@@ -80,8 +80,8 @@ def hyperparameters(
 
 
 def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, any_class: bool) -> Namespace:
-    """Return ``config`` with a checkpoint's hyperparameters of the model, which take precedence; log which values they
-    replace.
+    """Return ``config`` with the model's hyperparameters from a checkpoint. These take precedence; log the values of
+    ``config`` that they replace.
 
     Args:
         parser: the parser of the subcommand.
@@ -94,7 +94,7 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
     """
     try:
         values = dict(loading.hyperparameters_in(path))
-    except CheckpointError:  # the run's store may be able to read it; otherwise the Trainer reports why not
+    except CheckpointError:  # the Trainer will read the file, or report why it cannot
         return config
     values.pop(INSTANTIATOR, None)
     class_path = values.pop(CLASS_PATH, None)
@@ -134,7 +134,7 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
 
 
 def class_and_arguments(cls: type, saved: dict[str, Any], given: Collection[str]) -> tuple[type, dict[str, Any]]:
-    """Return the class and the arguments of LightningCLI's hyperparameters: see :func:`class_to_build` and
+    """Return the class and the arguments in hyperparameters that LightningCLI has saved: see :func:`class_to_build` and
     :func:`rebuilt`.
     """
     found = class_to_build(cls, saved)
@@ -142,7 +142,8 @@ def class_and_arguments(cls: type, saved: dict[str, Any], given: Collection[str]
 
 
 def class_to_build(cls: type, saved: dict[str, Any]) -> type:
-    """Return the class of LightningCLI's hyperparameters, and remove the two keys from ``saved``.
+    """Return the class in hyperparameters that LightningCLI has saved; remove ``_class_path`` and ``_instantiator``
+    from ``saved``.
 
     Args:
         cls: the class whose ``load_from_checkpoint`` was called.
@@ -170,12 +171,12 @@ def class_to_build(cls: type, saved: dict[str, Any]) -> type:
 
 
 def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Return the arguments of ``cls`` from LightningCLI's hyperparameters, with their objects built.
+    """Return the arguments of ``cls`` from hyperparameters that LightningCLI has saved; objects among them are built.
 
     Args:
         cls: the class that will be built.
         saved: the hyperparameters.
-        given: the names of arguments that the caller passes.
+        given: the names of the arguments that the caller of ``load_from_checkpoint`` passes.
 
     Raises:
         CheckpointError: the hyperparameters contain a name that is not allowed, or do not fit the class.
@@ -211,7 +212,9 @@ def as_plain(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
 
 
 def _differs(value: Any, default: Any) -> bool:
-    """Return whether a value in a file differs from the default, which may contain names that a file may not use."""
+    """Return whether a value in a file differs from the default. The default needs no check of its names, because the
+    program's own code contains it.
+    """
     return type(value) is not type(default) or not isinstance(value, (str, dict)) or value != default
 
 
@@ -219,7 +222,7 @@ def check_names(value: Any) -> None:
     """Check that hyperparameters name no class or function that a file may not use.
 
     Raises:
-        CheckpointError: one of them does.
+        CheckpointError: they name one.
     """
     for path, must_be_class in _names(value):
         if must_be_class and not isinstance(_imported(path), type):
@@ -236,7 +239,9 @@ def check_names(value: Any) -> None:
 
 
 def _names(value: Any) -> Iterator[tuple[str, bool]]:
-    """Yield each text in ``value`` that the parser may treat as a name, and whether it must be a class."""
+    """Yield each text in ``value`` that the parser may take for the name of a class or a function, and whether it must
+    be a class.
+    """
     if isinstance(value, Mapping):
         for key, item in value.items():
             if key == "class_path":
@@ -276,9 +281,11 @@ def _imported(path: Any) -> Any:
 
 
 def _options(parser: ArgumentParser, key: str) -> set[str]:
-    """Return the names of the options below ``key``; options of a dataclass argument contain a dot."""
+    """Return the names of the options below ``key``; the options for the fields of a dataclass argument contain a
+    dot.
+    """
     names = (action.dest.removeprefix(f"{key}.") for action in parser._actions)
-    # a help option also exists for an argument that is an object
+    # jsonargparse adds an option `.help` for each argument that is an object
     return {name for name in names if not name.endswith(".help")}
 
 
@@ -288,8 +295,8 @@ def _of_class(class_path: str, values: Mapping[str, Any], is_described: bool) ->
     Args:
         class_path: the class.
         values: the hyperparameters.
-        is_described: whether they are the class's arguments, as LightningCLI saves them; otherwise unknown names are
-            left out.
+        is_described: whether LightningCLI has saved the values, so that each is an argument of the class; if not,
+            values that are no arguments are left out.
     """
     cls = _found(class_path)
     if not isinstance(cls, type):  # a function that returns the model
@@ -303,9 +310,9 @@ def _of_class(class_path: str, values: Mapping[str, Any], is_described: bool) ->
 
 
 def _check_groups(options: Collection[str], values: Mapping[str, Any]) -> None:
-    """Check that each dataclass argument, whose fields are separate options, gets fields.
+    """Check that the value of each dataclass argument is a dictionary of its fields, because each field is an option.
 
-    The parser accepts any value for such an argument, and fails when it builds the object.
+    The parser would accept any value for such an argument, and fail only when it builds the object.
     """
     for name, value in values.items():
         if not isinstance(value, Mapping) and any(option.startswith(f"{name}.") for option in options):
@@ -324,7 +331,9 @@ def _raising(parser: ArgumentParser) -> Iterator[None]:
 
 @contextmanager
 def _nothing_imported() -> Iterator[None]:
-    """Context in which text from a file cannot cause this thread to import any module but the parser's own."""
+    """Context in which this thread cannot import modules, except those that the parser itself needs. So text in a file
+    cannot cause an import.
+    """
     thread = threading.get_ident()
 
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:

@@ -34,7 +34,7 @@ _MEANT_BY = {
     "validate": ("eval", "evaluate", "val", "valid"),
     "predict": ("infer", "inference"),
 }
-"""Words that users write for a subcommand, and that are not similar to its name."""
+"""For each subcommand, words that users may write in its place although the spelling is not similar."""
 
 
 def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
@@ -67,7 +67,8 @@ def _hints(message: str, parser: argparse.ArgumentParser) -> Iterator[str]:
         for path in _OF_LIGHTNING.findall(message):
             name = path.rpartition(".")[2]
             yield f"{path!r} is a path of Lightning's. Write the name of the class alone, {name!r}, in a file too."
-        for group, name in _OPTION.findall(message):  # an option in a file, or an argument of a class
+        # the message is about an option in a file, or an argument of a class
+        for group, name in _OPTION.findall(message):
             yield from _for_option(f"{group}.{name}" if group else name, known, dashes="")
 
 
@@ -76,8 +77,8 @@ def _first_the_subcommand(name: str, option: str) -> str:
 
 
 def _for_option(name: str, known: set[str], dashes: str) -> Iterator[str]:
-    """Yield suggestions for an option, compared only with options of the same group: a common prefix such as "trainer."
-    does not count.
+    """Yield suggestions for an option. Compare it only with options of the same group, so that a common prefix such as
+    "trainer." does not make two options similar.
     """
     parent, dot, leaf = name.rpartition(".")
     sisters = {option.rpartition(".")[2] for option in known if option.rpartition(".")[0] == parent}

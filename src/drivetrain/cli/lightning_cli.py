@@ -42,8 +42,9 @@ class LightningCLI:
     the model and the data module is an option; ``--config`` may be repeated, and later values take precedence. The
     run's configuration is written to its folder.
 
-    Override :meth:`add_arguments_to_parser` to add or link options, and define ``before_fit``, ``after_fit`` and so on
-    to run code around a subcommand. ``def fit(self, model, **kwargs)`` replaces the Trainer's method.
+    Override :meth:`add_arguments_to_parser` to add or link options. To run code before or after a subcommand, define
+    methods such as ``before_fit`` and ``after_fit``. If a subclass defines ``fit(self, model, **kwargs)``, the
+    subcommand calls this method instead of the Trainer's.
 
     Args:
         model_class: the model, or a function that returns it; ``None``: any class, set by ``--model``.
@@ -51,11 +52,12 @@ class LightningCLI:
         save_config_callback: the callback that saves the configuration; ``None``: it is not saved.
         save_config_kwargs: arguments of that callback, such as ``{"overwrite": True}``.
         trainer_class: the Trainer, a subclass, or a function that returns one.
-        trainer_defaults: other defaults for the Trainer's arguments. Objects among them are not part of the written
-            configuration; callbacks among them are always added.
+        trainer_defaults: other defaults for the Trainer's arguments. Objects among these defaults are not written to
+            the saved configuration; callbacks among them are always added.
         seed_everything_default: False: do not seed; True: seed as ``seed_everything()`` does; an int: this seed.
             ``--seed_everything`` overrides it.
-        parser_kwargs: arguments of the parser, and under a subcommand's name those of its parser.
+        parser_kwargs: arguments of the parser; under the name of a subcommand, a dictionary of arguments of that
+            subcommand's parser.
         parser_class: the parser, a subclass of :class:`LightningArgumentParser`.
         subclass_mode_model, subclass_mode_data: accept any subclass of the given class.
         args: the arguments to parse instead of ``sys.argv``: words, or the options as a dictionary or namespace.
@@ -148,7 +150,9 @@ class LightningCLI:
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Return the Trainer's methods that are subcommands, with their arguments that are not options."""
+        """Return the Trainer's methods that become subcommands, and for each the arguments that do not become
+        options.
+        """
         return {
             "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
             "validate": {"model", "dataloaders", "datamodule"},
@@ -168,7 +172,7 @@ class LightningCLI:
         if self.auto_configure_optimizers:
             self._give_optimizers()
         self.trainer = self.instantiate_trainer()
-        if self.subcommand is not None:  # else the program calls trainer.fit
+        if self.subcommand is not None:  # without a subcommand, the program itself calls trainer.fit
             self.trainer._resumed_by = "the same command with --ckpt_path=last"
 
     def after_instantiate_classes(self) -> None:
@@ -201,7 +205,8 @@ class LightningCLI:
 
     @staticmethod
     def configure_optimizers(lightning_module: LightningModule, optimizer: Optimizer, lr_scheduler: Any = None) -> Any:
-        """Return the result of the model's ``configure_optimizers`` if ``--optimizer`` is given.
+        """Replaces the model's ``configure_optimizers`` if ``--optimizer`` is given; return what that method would
+        return.
 
         Args:
             lightning_module: the model.
@@ -267,7 +272,8 @@ class LightningCLI:
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the arguments of the Trainer, of the model and of the data module as options."""
         options = parser.add_lightning_class_args(self.trainer_class, "trainer")
-        # The parser passes every argument to the Trainer, so values from the environment must be its defaults.
+        # The parser passes every argument to the Trainer explicitly. So the Trainer would not read the environment, and
+        # the values from there become the parser's defaults.
         found = {name: value for name, value in self._environment.items() if f"trainer.{name}" in options}
         parser.set_trainer_defaults({**found, **self.trainer_defaults})
         parser.add_lightning_class_args(self.model_class, "model", self.subclass_mode_model)
@@ -300,7 +306,7 @@ class LightningCLI:
         self.link_optimizers_and_lr_schedulers(parser)
 
     def _objects_by_default(self) -> dict[str, Any]:
-        """Return the objects in ``trainer_defaults`` that a configuration cannot contain."""
+        """Return the objects in ``trainer_defaults`` that cannot be written to a configuration."""
         found = {name: value for name, value in self.trainer_defaults.items() if not is_plain(value)}
         if "callbacks" in found:
             found["callbacks"] = [item for item in listed(found["callbacks"]) if not is_plain(item)]
@@ -336,7 +342,9 @@ class LightningCLI:
             config["seed_everything"] = seed_everything(None if seed is True else seed, workers=True)
 
     def _give_optimizers(self) -> None:
-        """Make ``--optimizer`` and ``--lr_scheduler`` the model's ``configure_optimizers``."""
+        """Replace the model's ``configure_optimizers`` by a function that creates what ``--optimizer`` and
+        ``--lr_scheduler`` name.
+        """
         parser, config = self._own_parser(), self._own(self.config_init)
         optimizer = self._recipe(parser.optimizers, config, "optimizer")
         scheduler = self._recipe(parser.lr_schedulers, config, "lr_scheduler")
@@ -371,14 +379,15 @@ class LightningCLI:
     def _take_hyperparameters(self) -> None:
         """Configure the model with the hyperparameters in the checkpoint at ``--ckpt_path``."""
         path = None if self.subcommand is None else self._own(self.config).get("ckpt_path")
-        if path is not None and os.path.isfile(path):  # "best" and "last" are resolved later
+        # words such as "best" and "last" are resolved later, by the Trainer
+        if path is not None and os.path.isfile(path):
             taken = with_hyperparameters(
                 self._own_parser(), self._own(self.config), str(path), self.subclass_mode_model
             )
             self.config[str(self.subcommand)] = taken
 
     def _instantiators(self) -> list[tuple[Callable[..., Any], type, bool]]:
-        """Return functions that create the model and the data module, for the parser."""
+        """Return, for the parser, functions with which it creates the model and the data module."""
         if not self.load_from_checkpoint_support:
             return []
         kinds = (

@@ -13,7 +13,7 @@ _FILES = {
     "README.md": "readme", "config.yaml": "config", "pyproject.toml": "pyproject", "tests/test_training.py": "tests",
     "$name/model.py": "model", "$name/data.py": "data",
 }  # fmt: skip
-"""The files of a project, and the templates in ``project/`` from which they are made."""
+"""For each file of a new project, the template in ``project/`` from which the file is made."""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -48,5 +48,5 @@ def main(arguments: Sequence[str], prog: str = "drivetrain new") -> int:
 
 
 def _taken() -> set[str]:
-    """Return names of other packages, which a project of this name would hide."""
+    """Return names that a project may not have, because its package would hide the module or package of this name."""
     return {*sys.stdlib_module_names, "drivetrain", "torch", "numpy", "tests"}

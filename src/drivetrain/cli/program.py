@@ -1,4 +1,4 @@
-"""Run a program like ``python program.py`` and ``python -m program``; shared by the commands that run programs."""
+"""Run a program as ``python program.py`` and ``python -m program`` do; shared by the commands that run programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module's name")
     parser.add_argument("program", metavar="PROGRAM", help="a file, or a folder or an archive with a __main__.py")
     words = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="passed to the program")
-    words.required = False  # else some versions of Python ask for it, too, if PROGRAM is missing
+    words.required = False  # otherwise some versions of Python also report ARGUMENT as missing, if PROGRAM is missing
 
 
 def parse_program(prog: str) -> argparse.Namespace:
@@ -38,7 +38,7 @@ def parse_program(prog: str) -> argparse.Namespace:
 
 
 def positive(text: str) -> int:
-    """Return the value of an option that must be a whole number of at least 1."""
+    """Parse the text of an option whose value must be a whole number of at least 1."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
@@ -47,8 +47,8 @@ def positive(text: str) -> int:
 def command_of(given: argparse.Namespace, parser: argparse.ArgumentParser, in_copy: bool = False) -> list[str]:
     """Return the words after ``python`` that start the parsed program.
 
-    A file that does not exist is wrong usage; with ``in_copy``, it may be in a copy of the working directory. An option
-    of the command that comes after the program is passed to the program, with a warning on stderr.
+    A file that does not exist is wrong usage; with ``in_copy``, it may be in a copy of the working directory. If an
+    option of the command stands after the program, it is passed to the program, with a warning on stderr.
     """
     own = {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
     for word in (each.partition("=")[0] for each in given.arguments):
@@ -71,15 +71,17 @@ def say(line: str) -> None:
 
 
 def words_to_call(module: str, first: str = "") -> list[str]:
-    """Return the words after ``python`` that call ``main`` of a module.
+    """Return the words after ``python`` that start a process which calls ``main`` of a module.
 
-    With ``python -m``, a file of the working directory such as csv.py would be imported in place of Python's module.
+    ``python -m`` is not used, because a file such as csv.py in the working directory would then be imported in place of
+    Python's module.
 
     Args:
         module: the module.
         first: a statement that runs before its import.
     """
-    # "", which means the working directory, is replaced: its place on the path later gets the folder of the program
+    # sys.path[0] may be "", the working directory, from which main's module must not be imported. It is replaced and
+    # not removed, because the program's folder takes this place later.
     begin = "import gc, sys; sys.path[0] = sys.path[0] or sys.executable"
     return ["-c", "; ".join(filter(None, (begin, first, f"from {module} import main", "sys.exit(main())")))]
 
@@ -114,13 +116,15 @@ def run_file(path: str, arguments: Sequence[str]) -> None:
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
     """Run the module, or the package's ``__main__``, called ``name``, as ``__main__``."""
-    sys.argv = ["-m", *arguments]  # as ``python -m`` does; runpy then puts the module's file first
+    sys.argv = ["-m", *arguments]  # as ``python -m`` does; runpy then replaces "-m" by the module's file
     _put_first_on_path(os.getcwd())
     _run(lambda main: runpy._run_module_as_main(name))  # type: ignore[attr-defined]
 
 
 def _put_first_on_path(folder: str, always: bool = False) -> None:
-    """Put ``folder`` first on ``sys.path``, in place of Python's own entry; with -P or -I, only if ``always``."""
+    """Put ``folder`` first on ``sys.path``, in place of the entry that Python put there. With -P or -I Python puts none
+    there; then insert ``folder`` only if ``always``.
+    """
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
         sys.path[0] = folder
     elif always:
@@ -160,7 +164,9 @@ def _run(start: Callable[[ModuleType], object]) -> None:
 
 
 def _of_program(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the part of ``traceback`` below this module; nothing if the program could not be compiled."""
+    """Return the part of ``traceback`` that lies in the program, below this module's frames; ``None`` if the program
+    could not be compiled.
+    """
     while traceback is not None and not _is_ours(traceback):
         traceback = traceback.tb_next
     while traceback is not None and _is_ours(traceback):

@@ -17,20 +17,21 @@ from drivetrain.base.lazy import Later
 from drivetrain.base.yaml_text import scalar
 from drivetrain.cli.program import positive
 
-_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # pods are called <name>-<index>, in at most 63 characters
-_FOLDER = re.compile(r"/[^\s:,\"'$`\\#\x00-\x1f]+")  # also a part of dstack's "path:path"
+# pods are called <name>-<index>, and a pod's name may have at most 63 characters
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+_FOLDER = re.compile(r"/[^\s:,\"'$`\\#\x00-\x1f]+")  # no colon, because dstack's volumes are written "path:path"
 _WORD = re.compile(r"\w[\w./:@-]*")
-_GPU = re.compile(r"\w[\w.-]*")  # before the colon in SkyPilot's "H100:8"
+_GPU = re.compile(r"\w[\w.-]*")  # the part before the colon of a GPU in SkyPilot's files, such as "H100:8"
 _TIME = re.compile(r"\d+(-\d+)?(:\d+){0,2}")
 _METADATA = Later("importlib.metadata")  # slow to import, and no help of a command needs it
 _APP = "/app"  # the program's folder in an image
 _RESTARTS = 10
-_LONGEST_SIGNAL_S = 65_535  # that SLURM can send before a job's end
-_STOP_TIMEOUT_S = 600  # the Trainer's default, whose import would take seconds
+_LONGEST_SIGNAL_S = 65_535  # seconds before a job's end: the earliest that SLURM can send a signal
+_STOP_TIMEOUT_S = 600  # a copy of the Trainer's default, because importing the Trainer would take seconds
 
 _CLUSTERS = ("slurm", "trainjob", "ray", "sky", "dstack", "k8s", "docker")
-"""Each has a file in ``templates/``. In k8s.txt, the processes of a pod share their process numbers, because Python as
-process 1 would ignore SIGTERM until its fit begins."""
+"""The kinds of clusters; each has a file in ``templates/``. k8s.txt sets shareProcessNamespace, so that Python is not
+process 1: as process 1 it would ignore SIGTERM until its fit begins."""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain recipe") -> int:
     if given.volume is None and given.cluster == "sky":
         made.error("sky keeps the shared folder in a bucket. Pass its name, unique in the cloud: --volume.")
     for word in (given.program, *own):
-        if not word.isprintable() or "${{" in word:  # dstack replaces ${{ }}
+        if not word.isprintable() or "${{" in word:  # dstack would replace ${{ }}
             made.error(f"the argument {word!r} holds control characters or ${{{{. Let the program read it from a file.")
     if problem := _problem(given):
         made.error(problem)
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain recipe") -> int:
 
 
 def _problem(given: argparse.Namespace) -> str:
-    """Return why the file would not work on its platform; "" if it works."""
+    """Return why the file would not work on the cluster; "" if there is no known reason."""
     if given.cluster == "slurm" and not given.stop_timeout < (_seconds(given.time) or math.inf):
         return f"SLURM would ask the job to stop when it starts: --time={given.time} is no more than --stop-timeout."
     if given.cluster == "slurm" and given.stop_timeout > _LONGEST_SIGNAL_S:
@@ -134,7 +135,7 @@ def _matching(pattern: re.Pattern[str], what: str) -> Callable[[str], str]:
 
 
 def _command(given: argparse.Namespace, program: Sequence[str]) -> str:
-    """Return the program's command as the file of the cluster has it."""
+    """Return the program's command in the form that the cluster's file needs."""
     inside = f"cd -- {shlex.quote(given.folder)} && exec "
     if given.cluster == "docker":
         return json.dumps(["python", str(Path(_APP, program[0])), *program[1:]], ensure_ascii=False)
@@ -154,12 +155,14 @@ def _command(given: argparse.Namespace, program: Sequence[str]) -> str:
 
 
 def _literal(word: str) -> str:
-    """Return a word of a container's command as YAML; Kubernetes would replace ``$(NAME)`` in it."""
+    """Return a word of a container's command as YAML, with each $ doubled, because Kubernetes would replace
+    ``$(NAME)``.
+    """
     return scalar(word.replace("$", "$$"))
 
 
 def _limit(given: argparse.Namespace) -> str:
-    """Return the devices of a machine as the file of the cluster has them."""
+    """Return the number of devices of a machine in the form that the cluster's file needs."""
     count = given.devices
     by_cluster = {
         "docker": (f"--cpus={count}", f"--gpus={count}"),
@@ -171,7 +174,7 @@ def _limit(given: argparse.Namespace) -> str:
 
 
 def _file(given: argparse.Namespace, program: Sequence[str]) -> str:
-    """Fill in the template of the cluster, which uses some of these words."""
+    """Fill in the cluster's template. Each template uses only some of ``words``."""
     quote = shlex.quote if given.cluster in ("slurm", "ray", "docker") else scalar
     name, folder, image = given.name, given.folder, scalar(given.image or "")
     words = {

@@ -10,18 +10,18 @@ from drivetrain.cli.program import add_program_arguments, program_parser, run_pr
 from drivetrain.engine.command_line import COMMAND_LINE_PREFIX
 
 _OPTIONS: dict[str, tuple[str, type, str]] = {
-    # arguments of Engine() that come from the command line if the program omits them
+    # Engine() takes these arguments from the environment if the program does not pass them
     "accelerator": (f"{COMMAND_LINE_PREFIX}ACCELERATOR", str, "what to run on, such as cpu or auto"),
     "strategy": (f"{COMMAND_LINE_PREFIX}STRATEGY", str, "how the model is spread over devices, such as ddp or auto"),
     "devices": (f"{COMMAND_LINE_PREFIX}DEVICES", str, "their number, their indices such as 0,1, or auto"),
     "num_nodes": (f"{COMMAND_LINE_PREFIX}NUM_NODES", int, "the number of machines"),
     "precision": (f"{COMMAND_LINE_PREFIX}PRECISION", str, "the numeric precision, such as bf16-mixed"),
-    # how several machines find each other
+    # with these options several machines find each other
     "node_rank": ("NODE_RANK", int, "the index of this machine, from 0"),
     "main_address": ("MASTER_ADDR", str, "the address of the first machine"),
     "main_port": ("MASTER_PORT", int, "the port of the first machine"),
 }
-"""For each option the environment variable into which it is written, its type, and a line of help."""
+"""For each option, the environment variable into which the command writes the value, the type, and a line of help."""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class SaveConfigCallback(Callback):
     """Writes the complete configuration, including defaults, to the run's folder, so that ``--config`` repeats the run.
 
-    To save it elsewhere, override :meth:`save_config` in a subclass. A fit that resumes into the folder of an earlier
-    run writes ``config-v1.yaml`` beside that run's file.
+    To save the configuration elsewhere, override :meth:`save_config` in a subclass. A fit that resumes into the folder
+    of an earlier run writes ``config-v1.yaml`` beside that run's file.
 
     Args:
         parser: the parser of the subcommand.
@@ -36,7 +36,7 @@ class SaveConfigCallback(Callback):
     Raises:
         ConfigurationError: ``save_to_log_dir`` is False and :meth:`save_config` is not overridden.
         RunError: the file exists, ``overwrite`` is False, and the run resumes from no checkpoint. Every process raises
-            it, so that no process waits for another.
+            this error, so that no process waits for another.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SaveConfigCallback(Callback):
             )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self.already_saved:  # a program may fit and then test, with one configuration
+        if self.already_saved:  # a program may call fit and then test with the same configuration
             return
         if self.save_to_log_dir:
             self._write(trainer, resumes=stage == "fit" and bool(trainer.ckpt_path))
@@ -99,7 +99,9 @@ class SaveConfigCallback(Callback):
 
 
 class SaveBesideLog(SaveConfigCallback):
-    """Saves the configuration if the run has a logger; else the user's own ``config.yaml`` might be in its folder."""
+    """Saves the configuration only if the run has a logger. Without one, the run's folder may be the user's, with a
+    ``config.yaml`` of its own.
+    """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if trainer.loggers:
@@ -108,8 +110,8 @@ class SaveBesideLog(SaveConfigCallback):
 
 @contextlib.contextmanager
 def _folder_to_write(folder: str, name: str) -> Iterator[str]:
-    """Context with ``folder``, after a check that it can contain the file ``name``; for an address, with a temporary
-    folder that is uploaded.
+    """Context that yields ``folder``, after checking that the file ``name`` can be written there. If ``folder`` is an
+    address, yield a temporary folder that is uploaded at the end.
     """
     if not files.is_remote(folder):
         os.makedirs(folder, exist_ok=True)

@@ -66,14 +66,16 @@ def _as_data(board: Board, seen: Mapping[int, Seen]) -> dict[str, Any]:
 
 
 def _boards() -> Iterator[Board]:
-    """Yield the boards, on which ranks report, of running jobs; a killed launcher may have left others."""
+    """Yield the boards (the folders through which ranks report to their launcher) of running jobs. Boards of ended jobs
+    may remain, because a killed launcher does not remove its board.
+    """
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
         try:
             if folder.stat().st_uid != os.getuid():
                 continue
             board = Board.found(folder)
             pids = [board.pid(each) for each in range(len(board.ranks))]
-        except (OSError, ValueError):  # the board belongs to another user, or was removed meanwhile
+        except (OSError, ValueError):  # the board belongs to another user, or has just been removed
             continue
         if any(pid and not process(pid).is_dead for pid in pids):
             yield board
@@ -84,6 +86,6 @@ def _has_process(board: Board, pid: int) -> bool:
 
 
 def _is_in(board: Board, folder: str) -> bool:
-    """Whether the run writes to that folder or below it."""
+    """Whether the run's folder is ``folder`` or lies below it."""
     run, wanted = os.path.realpath(board.run_folder), os.path.realpath(folder)
     return bool(board.run_folder) and os.path.commonpath((run, wanted)) == wanted

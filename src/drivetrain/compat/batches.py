@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import batch_sizes, map_leaves, move
-from drivetrain.data.feed import sized_length
+from drivetrain.data.loader_passes import sized_length
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies import Strategy
 

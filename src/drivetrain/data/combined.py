@@ -24,12 +24,6 @@ from drivetrain.errors import CheckpointError, ConfigurationError, WrongTypeErro
 
 _INF = float("inf")
 _END = object()  # the default of next(), because None may be a batch
-_LENGTHS: dict[str, Callable[[Iterable[float]], float]] = {
-    "min_size": min,
-    "max_size_cycle": max,
-    "max_size": max,
-    "sequential": sum,
-}
 
 Starts = Sequence[Callable[[], Iterator[Any]]]
 
@@ -58,8 +52,8 @@ class CombinedLoader:
     """
 
     def __init__(self, iterables: Any, mode: str = "min_size") -> None:
-        if mode not in _LENGTHS:
-            raise ConfigurationError(f"CombinedLoader has no mode {mode!r}. {did_you_mean(str(mode), _LENGTHS)}")
+        if mode not in _MODES:
+            raise ConfigurationError(f"CombinedLoader has no mode {mode!r}. {did_you_mean(str(mode), _MODES)}")
         self._mode = mode
         self._limits: list[int | float] | None = None
         self._ended: list[bool] = []  # whether each loader had already ended once in the resumed pass
@@ -153,7 +147,7 @@ class CombinedLoader:
                     f"{type(loader).__name__}, has none. Give that one a __len__, or iterate without asking for it."
                 ) from error
             lengths.append(min(length, limit))
-        return int(_LENGTHS[self._mode](lengths)) if lengths else 0
+        return int(_MODES[self._mode][0](lengths)) if lengths else 0
 
     def __iter__(self) -> Iterator[tuple[Any, int, int]]:
         batches = self._one_by_one() if self._mode == "sequential" else self._side_by_side()
@@ -229,16 +223,8 @@ class CombinedLoader:
     def _side_by_side(self) -> Generator[tuple[Any, int, int], None, None]:
         tree = self._tree
         ended, self._ended = self._ended or [False] * len(self._flattened), []
-        for batch_idx, batches in enumerate(_ROUNDS[self._mode](self._starts(), ended)):
+        for batch_idx, batches in enumerate(_MODES[self._mode][1](self._starts(), ended)):
             yield _fill(tree, batches), batch_idx, 0
-
-
-def _min_size(starts: Starts, ended: Sequence[bool]) -> Iterable[Sequence[Any]]:
-    return zip(*(start() for start in starts), strict=False)
-
-
-def _max_size(starts: Starts, ended: Sequence[bool]) -> Iterable[Sequence[Any]]:
-    return zip_longest(*(start() for start in starts))
 
 
 def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[Any]]:
@@ -275,11 +261,13 @@ def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[
         iterators.clear()  # a traceback may keep this frame alive, and with it the workers
 
 
-_ROUNDS: dict[str, Callable[[Starts, Sequence[bool]], Iterable[Sequence[Any]]]] = {
-    "min_size": _min_size,
-    "max_size_cycle": _max_size_cycle,
-    "max_size": _max_size,
+_MODES: dict[str, tuple[Callable[..., float], Callable[[Starts, Sequence[bool]], Iterable[Sequence[Any]]]]] = {
+    "min_size": (min, lambda starts, ended: zip(*(start() for start in starts), strict=False)),
+    "max_size_cycle": (max, _max_size_cycle),
+    "max_size": (max, lambda starts, ended: zip_longest(*(start() for start in starts))),
+    "sequential": (sum, lambda starts, ended: ()),  # its loaders are iterated one by one
 }
+"""For each mode, the length of a pass from the loaders' lengths, and the batches that the loaders yield together."""
 
 
 def _start(loader: Any, limit: int | float) -> Iterator[Any]:
@@ -288,6 +276,12 @@ def _start(loader: Any, limit: int | float) -> Iterator[Any]:
         return iter(())
     source = without_restart(start_pass(loader))
     return source if limit == _INF else islice(source, int(limit))
+
+
+def start_batches(loader: Any, pins: bool = False) -> Iterator[Any]:
+    """Start a pass over any loader; the batches of a CombinedLoader come without their indices."""
+    source = without_restart(start_pass(loader, pins))
+    return (batch for batch, _, _ in source) if isinstance(loader, CombinedLoader) else source
 
 
 def without_restart(iterator: Iterator[Any]) -> Iterator[Any]:

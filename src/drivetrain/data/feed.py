@@ -20,25 +20,15 @@ from drivetrain import parity
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info, rank_zero_warn
 from drivetrain.base.seed import rng_state, worker_seed_init
 from drivetrain.base.tree import was_there
-from drivetrain.data.batched import start_pass
-from drivetrain.data.combined import CombinedLoader, without_restart
+from drivetrain.data.combined import CombinedLoader, start_batches
 from drivetrain.data.indices import RecordedIndices
 from drivetrain.data.kept import parts_of, samplers_of
-from drivetrain.data.loader_passes import Passes
-from drivetrain.data.passes import CombinedPasses
+from drivetrain.data.loader_passes import Passes, sized_length
 from drivetrain.data.stateful import is_stateful
 from drivetrain.errors import ConfigurationError
 
 _LONGEST_SOCKET = 103  # characters in a socket's path that every system supports; Linux allows 107
 _SHORT = "/tmp"
-
-
-def sized_length(loader: Any) -> int | None:
-    """Return ``len(loader)``, or ``None`` if it has no length."""
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def count_batches(loader: Any, limit: int | float, argument: str) -> float:
@@ -130,9 +120,7 @@ def feed(
         pins: as for :func:`drivetrain.data.batched.start_pass`.
     """
     done = 0 if resumed is None else resumed.done
-    items = without_restart(start_pass(batches, pins)) if started is None else started
-    if isinstance(batches, CombinedLoader) and started is None:
-        items = (item[0] for item in items)
+    items = start_batches(batches, pins) if started is None else started
     is_endless = num_batches == float("inf")
     left = 0 if is_endless else max(int(num_batches) - done, 0)
     source = islice(items, None if is_endless else left)
@@ -169,7 +157,7 @@ def feed(
 
 def _behind(batches: Any) -> Any:
     """Return the user's loader of a pass over ``batches``."""
-    return batches.loader if isinstance(batches, (Passes, CombinedPasses, RecordedIndices)) else batches
+    return batches.loader if isinstance(batches, (Passes, RecordedIndices)) else batches
 
 
 def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None:
@@ -205,12 +193,10 @@ def gives_up(loader: Any, num_batches: float) -> bool:
 
     An object that is its own iterator is never abandoned: its next pass continues at its position.
     """
-    length = sized_length(loader)
-    left = num_batches < (float("inf") if length is None else length)
-    return left and not _is_its_own_iterator(loader)
+    return num_batches < sized_length(loader, float("inf")) and not _is_its_own_iterator(loader)
 
 
-def position_after_end(passes: Passes | CombinedPasses, before: dict[str, Any]) -> dict[str, Any]:
+def position_after_end(passes: Passes, before: dict[str, Any]) -> dict[str, Any]:
     """Return the position of ``passes`` after a loader that was resumed at ``before`` was exhausted.
 
     If a stateful loader yielded no further batch, its earlier state is kept, because the loader may not have a state
@@ -254,7 +240,7 @@ def _ahead(
     batches: Any, source: Iterator[Any], move: Callable[[Any], Any] | None, resumed: Resumed | None
 ) -> Iterator[tuple[Any, bool]]:
     """Fetch one batch ahead; for passes, record the position before each fetch."""
-    passes = batches if isinstance(batches, (Passes, CombinedPasses)) else None
+    passes = batches if isinstance(batches, Passes) else None
     current: Any = None
     fetched = 0
     while True:

@@ -214,6 +214,7 @@ class StatefulPasses(Passes):
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
+        self._name = f"the training loader ({type(loader).__name__})"
         self._left: Iterator[Any] | None = None  # the rest of a resumed pass
         # a batch number and the state loaded there. Until the next batch, this state is the position: the loader is not
         # asked for another one, because that call changes the loaded state of some loaders
@@ -239,7 +240,7 @@ class StatefulPasses(Passes):
         # kept, because a checkpoint that is saved before the next pass begins must contain this position too
         self._given, self._ended, self._before = position["given"], position["ended"], position["before"]
         given, ended = self._given, self._ended
-        whole = given >= length_of(self.loader) or (ended and given < self.limit)
+        whole = given >= sized_length(self.loader, _INF) or (ended and given < self.limit)
         with isolate_rng(), generators_kept([self.loader]), restoring(self._name):
             self._left = between_passes(self.loader, position["loader"], given > 0 or ended, whole)
         self._loaded = given, position["loader"]
@@ -248,23 +249,19 @@ class StatefulPasses(Passes):
         if position["loader"] is None:
             super()._resume(position)
             return
-        whole = self._given >= length_of(self.loader)
+        whole = self._given >= sized_length(self.loader, _INF)
         with restoring(self._name):
             self._left = rest_of_pass(self.loader, position["loader"], whole)
         self._loaded = self._given, position["loader"]
         self._prepared = without_restart(self._left)
 
-    @property
-    def _name(self) -> str:
-        return f"the training loader ({type(self.loader).__name__})"
 
-
-def length_of(loader: Any) -> float:
-    """Return the loader's number of batches; ``inf`` if it has no length."""
+def sized_length(loader: Any, unsized: float | None = None) -> Any:
+    """Return ``len(loader)``, or ``unsized`` if it has no length."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
-        return _INF
+        return unsized
 
 
 def num_workers(loader: Any) -> int:

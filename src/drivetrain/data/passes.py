@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _INF = float("inf")
 
 
-def passes_over(loader: Any, pins: bool = False, seeds: SampleSeeds | None = None) -> Passes | CombinedPasses:
+def passes_over(loader: Any, pins: bool = False, seeds: SampleSeeds | None = None) -> Passes:
     """Return the passes over a training loader; ``pins`` and ``seeds`` as for :class:`SampledPasses`."""
     combined = isinstance(loader, CombinedLoader)
     return CombinedPasses(loader, pins, seeds) if combined else _passes_over_one(loader, pins, seeds)
@@ -48,14 +48,15 @@ def is_replayed(loader: Any) -> bool:
     return not (is_stateful(loader) or draws_samples(loader))
 
 
-class CombinedPasses:
+class CombinedPasses(Passes):
     """The passes over a CombinedLoader: each loader in the CombinedLoader is resumed at its position. A pass yields
     batches without indices.
     """
 
+    can_repeat = False  # one of the loaders may have restarted since the last batch
+
     def __init__(self, loader: CombinedLoader, pins: bool = False, seeds: SampleSeeds | None = None) -> None:
-        self.loader = loader
-        self.flight: Position | None = None
+        super().__init__(loader)
         self._parts = [_passes_over_one(part, pins, seeds) for part in loader.flattened]
         self._combined = copy.copy(loader)
         self._combined.flattened = self._parts
@@ -63,15 +64,6 @@ class CombinedPasses:
         self._over = False  # True: the resumed pass has no batches left, and the next iteration ends it
         self.fetches_here = True  # restarting a shorter loader draws random numbers in this process
         self._limit_parts()
-
-    can_repeat = False  # one of the loaders may have restarted since the last batch
-    seconds_to_first = 0.0  # not measured
-
-    def last_batch(self, position: Position) -> Any:
-        raise NotImplementedError  # see can_repeat
-
-    def __len__(self) -> int:
-        return len(self.loader)
 
     def start_epoch(self) -> None:
         """Mark the next pass as the first of an epoch."""

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,7 @@ from drivetrain.base.torch_private import keep_iterator, kept_iterator
 from drivetrain.data import sample_seeds
 from drivetrain.data.batched import batched, iterate, slices
 from drivetrain.data.kept import generator_states, set_generator_states, set_worker_state, worker_state
-from drivetrain.data.loader_passes import Passes, Position, length_of, random_state, set_random_state
+from drivetrain.data.loader_passes import Passes, Position, random_state, set_random_state, sized_length
 from drivetrain.data.resample import SamplerProxy, drawn_by, replaced
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class SampledPasses(Passes):
         self._restore_seed(position)
         if self._seeds is None or self._sample_seeds is not None or not self._persists:
             return
-        if 0 < position["given"] < length_of(self._source) and not position["ended"]:
+        if 0 < position["given"] < sized_length(self._source, inf) and not position["ended"]:
             # The pass was abandoned after its workers had fetched ahead, so the new workers must fetch the same
             # batches.
             with isolate_rng():

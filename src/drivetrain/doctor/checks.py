@@ -19,7 +19,7 @@ from drivetrain.base.registry import load
 from drivetrain.errors import text_of
 
 WRONG, NOTE = "wrong", "note"
-"""Severities: something fails or computes wrong numbers; something that may matter for some programs."""
+"""Severities. WRONG: something fails or computes wrong numbers. NOTE: something may matter for some programs."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class Check(NamedTuple):
 
     Attributes:
         name: its name on the command line.
-        function: the function's location, as ``"module:name"``; it returns :data:`Items`. With several ranks, each
-            calls it with its rank and a folder that they share.
+        function: the function's location, as ``"module:name"``; it returns :data:`Items`. If ``ranks`` is more than 1,
+            each rank's process calls it with the rank and a folder that all of them share.
         seconds: the time limit.
-        uses_torch: start its process from one that has imported torch.
+        uses_torch: fork the check's process from a process that has imported torch.
         ranks: the number of its processes.
     """
 
@@ -80,18 +80,18 @@ class Result:
 
 
 def run(check: Check) -> Result:
-    """Run a check in processes of its own, which end at its time limit.
+    """Run a check in new processes, and end these at the check's time limit.
 
-    An exception, a killed process and an exceeded limit are findings.
+    An exception in the check, a killed process and an exceeded limit become findings.
     """
     result, started = Result(check.name), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="drivetrain-doctor-", ignore_cleanup_errors=True) as folder:
         try:
             for item in _items(check, folder, started + check.seconds):
                 kept: list[Any] = result.facts if isinstance(item, str) else result.findings
-                if item not in kept:  # several ranks report the same finding
+                if item not in kept:  # several ranks may report the same finding; keep it once
                     kept.append(item)
-        except Exception as error:  # the system refuses processes or pipes
+        except Exception as error:  # for example, the system allows no further processes or pipes
             result.findings.append(_failed(check.name, f"cannot start: {type(error).__name__}: {text_of(error)}"))
     result.seconds = time.monotonic() - started
     return result
@@ -101,7 +101,8 @@ def _items(check: Check, folder: str, deadline: float) -> Items:
     has_server = "forkserver" in multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if check.uses_torch and has_server else "spawn")
     if check.uses_torch and has_server:
-        context.set_forkserver_preload(["torch"])  # imported once for all checks, in a process that uses no device
+        # so torch is imported once for all checks, in a process that uses no device
+        context.set_forkserver_preload(["torch"])
     processes: dict[Connection, BaseProcess] = {}
     try:
         for rank in range(check.ranks):
@@ -135,7 +136,7 @@ def _items(check: Check, folder: str, deadline: float) -> Items:
 
 @contextmanager
 def _only_here() -> Iterator[None]:
-    """Context for starting processes that ignore Ctrl-C: this process receives it, and ends them."""
+    """Context in which processes are started that do not react to Ctrl-C. Only this process reacts, and ends them."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -147,7 +148,7 @@ def _only_here() -> Iterator[None]:
 
 
 def _child(check: Check, rank: int, folder: str, sender: Connection) -> None:
-    """Run a check in this process, whose output is kept in a file."""
+    """Run a check in this process, and write the process's output to a file."""
     with open(os.path.join(folder, f"{os.getpid()}.txt"), "wb") as output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)

@@ -1,4 +1,4 @@
-"""Whether the clock is near the present, and runs evenly."""
+"""Check that the clock's date is plausible, and that the clock runs evenly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _WATCHED_S, _MOST_JUMP_S, _DAY_S = 0.3, 0.05, 86_400.0
 
 
 def check() -> Items:
-    """Watch both clocks for a short time, and compare the date with that of drivetrain's files."""
+    """Compare the wall clock with the monotonic clock for a short time, and the date with that of drivetrain's
+    files.
+    """
     wall, steady = time.time(), time.monotonic()
     time.sleep(_WATCHED_S)
     jump = (time.time() - wall) - (time.monotonic() - steady)

@@ -1,4 +1,4 @@
-"""Whether each device computes forward and backward passes, in each precision, as the host does in float64."""
+"""Check that each device, in each precision, computes the same forward and backward pass as the CPU in float64."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError, text_of
 from drivetrain.precision.precision import PrecisionRegistry
 
-_TOLERANCES = {torch.float64: 1e-9, torch.float32: 5e-3}  # relative; the latter for TF32
-_TOLERANCE = 0.2  # of 16 and 8 bits
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 5e-3}  # relative; float32 has a large one, because of TF32
+_TOLERANCE = 0.2  # for types of 16 and 8 bits
 _WIDTH = 64
 
 
@@ -35,7 +35,9 @@ class Kind(NamedTuple):
 
 
 def available() -> Iterator[Kind | Finding]:
-    """Yield each kind of device that can be used here, under its first name; one that raises is a finding."""
+    """Yield each kind of device that can be used on this machine, once although it may have several names. If asking a
+    kind raises an error, yield a finding.
+    """
     for name in AcceleratorRegistry.available():
         if any(other < name for other in AcceleratorRegistry.other_names(name)):
             continue
@@ -55,7 +57,8 @@ def available() -> Iterator[Kind | Finding]:
 def check() -> Items:
     """Compare the output and the gradients of a small network on each device in each precision."""
     precisions = {}
-    for name in PrecisionRegistry.available():  # the last name of a class is its complete one: "16", then "16-mixed"
+    # of a class with several names, the last is the complete one: "16", then "16-mixed"
+    for name in PrecisionRegistry.available():
         entry = PrecisionRegistry.entry(name)
         precisions[entry.cls, repr(entry.init_params)] = name
     for kind in available():
@@ -68,7 +71,7 @@ def check() -> Items:
             for precision in sorted(precisions.values()):
                 try:
                     problem = compare(kind, index, precision)
-                except ConfigurationError:  # a package is missing, or the device lacks the type
+                except ConfigurationError:  # a package is missing, or the device cannot compute in this type
                     continue
                 except Exception as error:
                     problem = f"raised {type(error).__name__}: {' '.join(text_of(error).split())}"
@@ -88,7 +91,7 @@ def compare(kind: Kind, index: int, precision: str) -> str | None:
     """Return how a network's output or gradients on a device differ from those in 64 bits; ``None``: not at all.
 
     Raises:
-        ConfigurationError: this precision cannot be used there.
+        ConfigurationError: this precision cannot be used on this device.
     """
     engine = Engine(
         accelerator=kind.name,
@@ -116,7 +119,7 @@ def compare(kind: Kind, index: int, precision: str) -> str | None:
         ("an output", _difference(output, expected.detach())),
         ("a gradient", _difference(layers[0].weight.grad / scale, layers[1].weight.grad)),
     ):
-        if not error <= tolerance:  # also true for NaN
+        if not error <= tolerance:  # "not <=", so that NaN is a difference, too
             return f"computes {what} that differs by {error:.2g} of its size from the one in 64 bits"
     return None
 

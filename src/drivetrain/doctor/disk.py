@@ -1,4 +1,4 @@
-"""Whether files in the working directory and the temporary folder are written durably, and how fast."""
+"""Check whether files in the working directory and the temporary folder are written durably, and how fast."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from drivetrain.base.packages import psutil
 from drivetrain.doctor.checks import NOTE, Finding, Items
 
 _MIB, _GIB = 1 << 20, 1 << 30
-_WRITTEN, _REPEATS = 16, 5  # MiB of the large file; writes of a small one
+_WRITTEN, _REPEATS = 16, 5  # size of the large file in MiB; how often a small file is written
 _SLOWEST_MIB_S, _LONGEST_S = 20, 0.5
 
 
 def check() -> Items:
-    """Write, flush, rename and read a large file and small ones, as a checkpoint is saved."""
+    """Write, flush, rename and read a large file and small files, in the way in which checkpoints are saved."""
     yield from _folder("The working directory", os.getcwd(), keeps=True)
     yield from _folder("The temporary folder", tempfile.gettempdir(), keeps=False)
 

@@ -1,4 +1,4 @@
-"""Limits of the system that end trainings: shared memory, open files, processes, locked memory, cores."""
+"""Check limits of the system at which trainings fail: shared memory, open files, processes, locked memory, cores."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Whether torch's optimizers compute what their loop computes in float64: in each type and kernel, also after a skip.
+"""Check that torch's optimizers, in each type and with each kernel, compute what their Python loop computes in float64,
+also after a skipped step.
 
 [Note: skipped steps]
-``torch.amp.GradScaler`` does not call an optimizer whose gradients overflowed. A fused kernel is called with
-``found_inf`` instead, and must then change nothing. Here torch fills uninitialized memory with NaN, so that a kernel
-that reads it fails in every run.
+``torch.amp.GradScaler`` does not call an optimizer whose gradients overflowed. But it does call a fused kernel, with
+``found_inf``, and the kernel must then change nothing. During these checks torch fills uninitialized memory with NaN,
+so that a kernel that reads such memory gives wrong numbers every time, and not only by chance.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from drivetrain.doctor.checks import Finding, Items
 from drivetrain.doctor.devices import Kind, available
 from drivetrain.errors import text_of
 
-_OTHERS = ("LBFGS", "SparseAdam", "Muon")  # they need closures or sparse gradients, or compute in 16 bits themselves
+# left out: LBFGS needs a closure, SparseAdam needs sparse gradients, and Muon computes in 16 bits
+_OTHERS = ("LBFGS", "SparseAdam", "Muon")
 _OPTIONS: dict[str, list[dict[str, Any]]] = {
     "SGD": [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9, "nesterov": True}],
-    "Adadelta": [{"lr": 1.0, "rho": 0.5, "eps": 0.01}],  # with torch's eps, rounding alone changes its first steps
+    # a large eps, because with torch's default rounding alone changes the first steps
+    "Adadelta": [{"lr": 1.0, "rho": 0.5, "eps": 0.01}],
 }
 _DEFAULT: list[dict[str, Any]] = [{"lr": 0.05}]
 
@@ -33,9 +36,10 @@ KERNELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _SKIPS: tuple[tuple[int, ...], ...] = ((), (0,), (2,))
 _STEPS = 5
-_SIZES = (7, 100)  # one fits into a vectorized kernel's remainder loop, the other does not
+# a vectorized kernel computes the small size only in its remainder loop, and most of the large one in its main loop
+_SIZES = (7, 100)
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.03}
-"""The largest error in each type, relative to how far the parameters moved."""
+"""For each type the largest allowed error, relative to how far the parameters moved."""
 
 
 class Case(NamedTuple):
@@ -69,7 +73,7 @@ def check() -> Items:
     """Compare the optimizers on the first device of each kind."""
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory
     for kind in available():
-        if isinstance(kind, Kind):  # the check of devices reports the others
+        if isinstance(kind, Kind):  # the check of devices reports those that cannot be used
             accelerator = kind.accelerator
             supported = {
                 torch.float64: accelerator.supports_float64, torch.float32: True,
@@ -79,10 +83,10 @@ def check() -> Items:
 
 
 def compare(classes: Sequence[type[Optimizer]], device: torch.device, dtypes: Sequence[torch.dtype]) -> Items:
-    """Compare the optimizers of ``classes`` with their own loop in 64 bits on the host.
+    """Compare the optimizers of ``classes`` with their Python loop (``foreach=False``) in float64 on the CPU.
 
-    All faults of one class with one kernel are one finding. A type that is wrong without a skip is not compared with
-    one.
+    All faults of one class with one kernel are one finding. If a type gives wrong numbers without skipped steps, it is
+    not checked with skipped steps.
     """
     count, faults = 0, dict[tuple[str, str, bool], dict[str, str]]()
     shown = dict[tuple[str, str, bool], str]()
@@ -114,7 +118,7 @@ def compare(classes: Sequence[type[Optimizer]], device: torch.device, dtypes: Se
 def _problem(
     case: Case, device: torch.device, dtype: torch.dtype, skips: tuple[int, ...], expected: Tensor
 ) -> str | None:
-    """Return what is wrong; "" for nothing, ``None`` if the installed torch has no such kernel."""
+    """Return what is wrong, or "" if nothing is; ``None`` if the installed torch has no such kernel."""
     try:
         found = train(case, device, dtype, skips)
     except _NoKernel:
@@ -133,7 +137,7 @@ def _problem(
 
 
 class _NoKernel(Exception):
-    """The optimizer cannot be made with this kernel."""
+    """Raised if the installed torch cannot create the optimizer with this kernel."""
 
 
 def start_of(device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -142,8 +146,8 @@ def start_of(device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def train(case: Case, device: torch.device, dtype: torch.dtype, skips: tuple[int, ...]) -> Tensor:
-    """Step an optimizer a few times, and skip the steps in ``skips`` as ``torch.amp.GradScaler`` does after an
-    overflow.
+    """Step an optimizer a few times. Skip the steps in ``skips`` in the way in which ``torch.amp.GradScaler`` does
+    after an overflow.
 
     Returns:
         All parameters as one vector in 64 bits on the host.

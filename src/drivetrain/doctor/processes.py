@@ -1,4 +1,4 @@
-"""Whether two processes of this machine can exchange tensors, and how fast."""
+"""Check whether two processes on this machine can exchange tensors, and how fast."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _SLOWEST_MIB_S, _LONGEST_S = 20, 0.05
 
 
 def check(rank: int, folder: str) -> Items:
-    """Sum tensors over two ranks: over Gloo on the host, and over the backend of each kind with two devices."""
+    """Sum tensors over two ranks: with Gloo on the CPU, and with the own backend of each kind of device of which the
+    machine has at least two.
+    """
     pairs = [("gloo", [HOST, HOST])]
     for kind in available():
         if isinstance(kind, Kind) and len(kind.devices) > 1:
@@ -59,7 +61,7 @@ def _exchange(backend: str, device: torch.device, environment: LocalEnvironment,
         started = time.perf_counter()
         for _ in range(repeats):
             dist.all_reduce(values)
-        total = float(values.double().sum())  # waits for the device
+        total = float(values.double().sum())  # reading the value waits for the device
         seconds[size] = (time.perf_counter() - started) / repeats
         if total != size * 2.0 ** (repeats + 1):
             yield Finding(

@@ -1,4 +1,4 @@
-"""Whether the versions of Python, torch and optional packages are those that drivetrain was made for."""
+"""Check that the versions of Python, torch and optional packages are those for which drivetrain was made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Requirement(NamedTuple):
     Attributes:
         name: the package.
         wanted: the versions, such as ">=4.53,<5"; "": any.
-        extra: the extra that asks for it; "": none.
+        extra: the extra of drivetrain that requires it; "": none.
     """
 
     name: str
@@ -68,7 +68,7 @@ def check() -> Items:
 
 
 def _install() -> str:
-    """Return the command that installs the imported package, which is on no package index."""
+    """Return the command with which this drivetrain is installed; drivetrain is on no package index."""
     checkout = Path(drivetrain.__file__).parents[2]
     if (checkout / "pyproject.toml").is_file():
         return f"pip install -e {checkout}"
@@ -98,7 +98,9 @@ def requirements(distribution: str) -> Iterator[Requirement]:
 
 
 def fits(version: str, wanted: str) -> bool:
-    """Return whether ``version`` satisfies ``wanted``; only the numbers of the release count."""
+    """Return whether ``version`` satisfies ``wanted``. Only the numbers of the release are compared, without suffixes
+    such as "rc1" or "+cu130".
+    """
     own = _release(version)
     holds = {
         ">=": own.__ge__, "<=": own.__le__, "==": own.__eq__, "!=": own.__ne__, ">": own.__gt__, "<": own.__lt__,

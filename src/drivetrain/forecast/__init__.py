@@ -1,1 +1,1 @@
-"""The command ``drivetrain plan``: what a run will need, computed on fake tensors without its hardware."""
+"""The command ``drivetrain plan``: computes what a run will need, on fake tensors and without the run's hardware."""

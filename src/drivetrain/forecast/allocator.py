@@ -1,7 +1,8 @@
-"""Replay the rules of torch's caching allocator, to compute what it reserves on a device for a program's allocations.
+"""Apply the rules of torch's caching allocator to a program's allocations, to compute the bytes that it would reserve
+on a device.
 
-The rules are those of torch's CUDA allocator with its defaults. A replay of 12,000 allocations that an H200 has
-recorded reserves the same bytes to 0.1 %.
+The rules are those of torch's CUDA allocator with its defaults. For 12,000 allocations that were recorded on an H200,
+the computed bytes differ from the reserved ones by at most 0.1 %.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 UNIT, SMALL, SEGMENT = 512, 2**20, 2 * 2**20
-"""Sizes are multiples of ``UNIT`` bytes. Up to ``SMALL`` bytes come from segments of ``SEGMENT`` bytes, larger ones up
-to ten times ``SMALL`` from segments of ten times ``SEGMENT``, and others from segments of their own."""
+"""Sizes are rounded up to multiples of ``UNIT`` bytes. Blocks of up to ``SMALL`` bytes are parts of segments of
+``SEGMENT`` bytes. Larger blocks below ten times ``SMALL`` are parts of segments of ten times ``SEGMENT``. For a still
+larger block the allocator makes a segment that just holds it."""
 
 
 @dataclass(eq=False)
@@ -23,7 +25,7 @@ class Block:
 
     Attributes:
         size: bytes.
-        at: its address, which orders blocks of one size.
+        at: its address; of free blocks of one size, the allocator takes the one with the lowest.
         pool: the list of free blocks to which it returns.
         before, after: its neighbours in the segment.
         is_free: whether it is free.
@@ -38,14 +40,16 @@ class Block:
 
 
 class Allocator:
-    """Allocates blocks from segments, and counts the bytes of the segments in ``reserved``."""
+    """Allocates blocks as parts of segments, and counts the bytes of all segments in ``reserved``."""
 
     def __init__(self) -> None:
         self.reserved = 0
         self._pools: dict[tuple[str, bool], list[tuple[int, int, Block]]] = {}
 
     def allocate(self, size: int, stream: str) -> Block:
-        """Return the smallest free block of the stream with ``size`` bytes; its rest becomes another free block."""
+        """Return the smallest free block of the stream that has at least ``size`` bytes, or a block of a new segment.
+        What remains of it becomes another free block.
+        """
         size = -(-size // UNIT) * UNIT
         is_small = size <= SMALL
         pool = self._pools.setdefault((stream, is_small), [])
@@ -81,12 +85,14 @@ class Allocator:
 
 
 def reserved(events: Sequence[Any], stream_of: Callable[[int], str], first: int) -> int:
-    """Return the bytes that the allocator has reserved after ``events``; it never returns memory to the device.
+    """Return the bytes that the allocator has reserved after ``events``. The allocator never returns memory to the
+    device.
 
     Args:
         events: changes of the sizes of storages, as a ledger records them.
-        stream_of: the stream on which a storage is allocated, by its number.
-        first: the number of events in the set-up; only what remains of these is allocated.
+        stream_of: returns, for the number of a storage, the stream on which the storage is allocated.
+        first: the number of events in the set-up. Of these, only the storages that are still live after the set-up are
+            allocated.
     """
     allocator, held = Allocator(), dict[int, tuple[int, Block]]()
     left = Counter[int]()

@@ -1,6 +1,7 @@
-"""Memory that a device needs besides a program's tensors: fixed figures, and what torch's allocator cannot use.
+"""Memory that a device needs besides a program's tensors: fixed amounts, and the fragments that torch's allocator
+cannot use.
 
-The figures were chosen before plans were compared with measurements, and are not tuned to these.
+The fixed amounts were chosen before plans were compared with measurements, and were not adjusted afterwards.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 CONTEXT, NCCL, WORKSPACE = 0.6 * GIB, 0.5 * GIB, 0.1 * GIB
-"""Bytes of the driver's context, of NCCL's buffers with several ranks, and of cuBLAS's and cuDNN's workspaces."""
+"""Bytes of the driver's context, of NCCL's buffers (only with several ranks), and of cuBLAS's and cuDNN's
+workspaces."""
 
 
 def allowance(found: Measured, devices: int) -> dict[str, int]:
-    """Return the bytes besides the peak of the tensors, by purpose."""
+    """Return the bytes that are needed besides the peak of the tensors, by purpose."""
     sizes = {
         "context": CONTEXT,
         "NCCL": NCCL if devices > 1 else 0,

@@ -1,4 +1,6 @@
-"""Find the repeated blocks of a model, of which a plan measures two and three, and extrapolates."""
+"""Find the repeated blocks of a model. A plan measures the model with only two and with three of them, and extrapolates
+to all.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from drivetrain.base.torch_private import own_modules
 from drivetrain.strategies.fsdp_blocks import find_blocks
 
 FEWEST, FEW, MORE = 8, 2, 3
-"""Lists of at least ``FEWEST`` blocks are measured with ``FEW`` and with ``MORE`` of them."""
+"""A list of at least ``FEWEST`` blocks is shortened: the model is measured with ``FEW`` and with ``MORE`` of them."""
 
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
@@ -38,7 +40,9 @@ def _lists(root: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _form(block: nn.Module) -> tuple[Any, ...]:
-    """Return a key that is equal for blocks that can replace each other; it ignores the number of a block."""
+    """Return a key that is equal for blocks that can replace each other. Attributes with the block's number do not
+    enter the key.
+    """
     tensors: list[tuple[str, Any]] = [*block.named_parameters(), *block.named_buffers()]
     parameters = tuple((name, tuple(each.shape), each.dtype, each.requires_grad) for name, each in tensors)
     plain = tuple(
@@ -51,7 +55,9 @@ def _form(block: nn.Module) -> tuple[Any, ...]:
 
 
 def _is_number(name: str) -> bool:
-    """Whether an attribute numbers the blocks, so that it differs between blocks that are alike."""
+    """Whether an attribute's name means the number of a block, which differs between blocks that are otherwise
+    alike.
+    """
     return any(word in name for word in ("idx", "index", "layer_id", "layer_number", "depth"))
 
 
@@ -61,7 +67,7 @@ def lengths(root: nn.Module) -> tuple[tuple[str, int], ...]:
 
 
 def cases(found: tuple[tuple[str, int], ...]) -> list[tuple[int, ...]]:
-    """Return further lengths to measure: all lists short, but each in turn with one block more."""
+    """Return the further lengths to measure: for each list, ``MORE`` blocks in this list and ``FEW`` in all others."""
     short = (FEW,) * len(found)
     return [(*short[:at], MORE, *short[at + 1 :]) for at in range(len(found))]
 

@@ -1,4 +1,6 @@
-"""``Trainer(plan_check="warn")``: compare the peak of a plan with the memory that the device reports."""
+"""``Trainer(plan_check="warn")``: compare the peak of memory that a plan predicts with the peak that the device
+reports.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,11 @@ _CURES = {
 
 
 class PlanCheck(Callback):
-    """Compares the peak that a plan of this run predicts with the device's own count, in the second window.
+    """Compares the peak of memory that a plan of this run predicts with the peak that the device reports, in the second
+    window (the batches of the second optimizer step).
 
     ``Trainer(plan_check="warn")`` adds it. Rank 0 makes the plan, as ``drivetrain plan`` does, in a forked copy of its
-    process that shares no open file with it. It warns if the two differ by more than 10 %.
+    process that shares no open file with it. The callback warns if the two peaks differ by more than 10 %.
 
     Args:
         action: "warn".
@@ -60,7 +63,7 @@ class PlanCheck(Callback):
         self._copy: Copy | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Copy the process, while nothing is on the device."""
+        """Fork the process, before anything is on the device."""
         self._end()
         if stage != "fit" or trainer.global_rank:
             return
@@ -118,7 +121,7 @@ class PlanCheck(Callback):
         return {**vars(self), "_copy": None}
 
     def _send(self, batch: Any) -> None:
-        """Send the shapes of the first batch; the copy waits for them."""
+        """Send the shapes of the first batch to the forked copy, which waits for them."""
 
         def shape(leaf: Any) -> Any:
             return torch.empty_like(leaf, device="meta") if isinstance(leaf, Tensor) else leaf
@@ -126,7 +129,7 @@ class PlanCheck(Callback):
         with os.fdopen(self._batch, "wb") as pipe, contextlib.suppress(BrokenPipeError):
             try:
                 data = pickle.dumps(map_leaves(shape, batch))
-            except Exception as error:  # a batch of any kind, which cannot be sent
+            except Exception as error:  # pickling a user's batch may raise anything
                 data = pickle.dumps(TryError(f"the batch cannot be pickled: {cause(error)}"))
             pipe.write(data)
         self._batch = -1
@@ -139,7 +142,7 @@ class PlanCheck(Callback):
             self._nothing(f"the plan failed: {plan}.")
             return
         there = self._found
-        there.setdefault("passes", there["step"])  # no optimizer has stepped
+        there.setdefault("passes", there["step"])  # there is no "passes" if no optimizer has stepped
         found, peak = max(there["passes"], there["step"]), max(plan["passes"], plan["step"])
         share = (found - peak) / max(peak, 1)
         text = f"the plan's peak of tensors is {gib(peak)}, and {self._device} reported {gib(found)}"
@@ -160,7 +163,7 @@ class PlanCheck(Callback):
         rank_zero_info(f"plan_check compares nothing: {why}")
 
     def _end(self) -> None:
-        """End the copy, if it runs."""
+        """End the forked copy, if it runs."""
         if self._copy is not None:
             self._copy.end()
             self._copy = None
@@ -169,16 +172,17 @@ class PlanCheck(Callback):
 
 
 def _plan(trainer: Any, module: Any, reader: int) -> Any:
-    """Wait for the batch and plan the fit, in the copy of the process.
+    """Wait for the batch and plan the fit; runs in the forked copy of the process.
 
-    This runs in the only thread of the copy. In another thread, a copy of the copy would free what torch keeps for this
-    thread, and with it process groups whose threads do not exist there.
+    It must run in the copy's first thread. In a new thread, a fork of the copy would free what torch keeps for the
+    first thread, including process groups, whose own threads do not exist in the fork.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides when it ends
-    torch.set_default_device(None)  # the plan's tensors are on no device
-    gc.freeze()  # objects that only cycles of the run hold must not be freed here
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the copy, too, but only the run may end it
+    torch.set_default_device(None)  # the plan's fake tensors need no device
+    gc.freeze()  # objects of the run that are garbage in reference cycles must not be freed in the copy
     with os.fdopen(reader, "rb") as pipe:
-        batch = pickle.load(pipe)  # not until the end of the pipe: workers of a loader hold its other end open
+        # do not read to the end of the pipe, because a loader's workers keep its other end open
+        batch = pickle.load(pipe)
     with torch_tools.real():  # torch's modes that are active in the run must not affect the plan
         return _planned(trainer, module, batch)
 
@@ -198,7 +202,8 @@ def _planned(trainer: Any, module: Any, batch: Any) -> Any:
         drop_values(mode, module)
         module.configure_callbacks, module.prepare_data = list, lambda: None
         for name in ("on_before_batch_transfer", "on_after_batch_transfer"):
-            setattr(module, name, lambda batch, dataloader_idx: batch)  # the batch has passed these hooks
+            # the run has already called these hooks with the batch
+            setattr(module, name, lambda batch, dataloader_idx: batch)
         module.transfer_batch_to_device = lambda batch, device, dataloader_idx: batch
         again = type(trainer)(**{**settings, "callbacks": own, "plan_check": None})
         started = again._job(TrainerFn.FITTING, module, {"fit": [batch], "validate": None}, None, None, None)

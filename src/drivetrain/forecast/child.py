@@ -1,4 +1,4 @@
-"""The process of a plan, which ``drivetrain plan`` starts: it runs a program and plans its fit."""
+"""The process that ``drivetrain plan`` starts: it runs a program and plans the program's fit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def main() -> int:
     asked = json.loads(os.environ.pop(VARIABLE))
     result = Path(asked["result"])
     _prepare(asked, given.program, result)
-    gc.freeze()  # the modules stay: else each collection during the program's imports would visit their objects
+    # otherwise each garbage collection during the program's imports would visit the objects of torch's modules
+    gc.freeze()
     gc.enable()
     try:
         code = run_program(given, PROG)
@@ -48,7 +49,7 @@ def main() -> int:
 
 
 def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
-    """Change torch and drivetrain, in this process, for the request."""
+    """Patch torch and drivetrain, in this process, as the request needs."""
     trainers = cast("Any", entrance.Trainer)
     if asked["devices"] is None:
         own = trainers.__init__
@@ -87,7 +88,8 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         standins.drop_values(mode, started.model)
         found = Planner(job, mode, program, asked).run(trainer, started, fits)
         for each in found.get("changes", ()):
-            each.arguments = {}  # they hold strategies, for which the command would import torch
+            # the arguments hold strategies, and to unpickle them the command would have to import torch
+            each.arguments = {}
         _end(result, found)
 
     trainers._job = fit_is_planned
@@ -114,8 +116,8 @@ def _record_reads(trainers: Any, program: str, result: Path, memory: int) -> Non
 
 def become(job: standins.Job, values_until_fit: bool = False) -> Any:
     """Make this process a rank of the planned job, and return the fake mode."""
-    os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # a plan records torch's ordinary calls, not the direct ones
-    torch.set_num_threads(1)  # nothing is computed, and threads would not survive a copy of the process
+    os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # a plan can record only optimizer steps through torch's ordinary calls
+    torch.set_num_threads(1)  # fake tensors need no threads, and threads would not survive a fork of the process
     torch_tools.hide_devices()
     mode: Any = torch_tools.fake_mode()
     if not job.on_host:
@@ -139,7 +141,7 @@ def _end(result: Path, found: dict[str, Any]) -> None:
     write(result, found)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # neither the program's code after its fit nor its exit handlers belong to the plan
+    os._exit(0)  # os._exit, so that neither the program's code after its fit nor its exit handlers run
 
 
 def write(path: Path, found: dict[str, Any]) -> None:

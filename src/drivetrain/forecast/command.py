@@ -1,4 +1,6 @@
-"""The command ``drivetrain plan``: does a run fit, where its memory goes, what it exchanges, and what to change."""
+"""The command ``drivetrain plan``: tells whether a run fits in memory, what takes the memory, what the ranks exchange,
+and what to change.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,10 @@ from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end, signal
 
 VARIABLE = "DRIVETRAIN_PLAN"
 COPIES, REAL_S = 6, 60.0
-"""A pass with real values needs at least ``COPIES`` times the memory of the parameters (weights, gradients, states of
-the optimizer, activations), and is ended after ``REAL_S`` seconds."""
+"""A pass with real values is tried only with free memory for ``COPIES`` times the parameters (for weights, gradients,
+states of the optimizer and activations), and is ended after ``REAL_S`` seconds."""
 MOST_RUNS = 4
-"""The most ranges of ranks, such as 0-3, that a line names."""
+"""The most ranges of ranks, such as 0-3, that a line of the report names."""
 SCHEMA = 1
 """The version of the JSON output."""
 
@@ -64,8 +66,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") 
         prog: the command's name in messages.
 
     Returns:
-        0: it fits, or no device was named. 1: it does not fit, or cannot be planned. 130: interrupted. Wrong usage ends
-        in ``SystemExit(2)``.
+        0: the program fits, or no device was named. 1: it does not fit, or no plan is possible. 130: interrupted. Wrong
+        usage ends in ``SystemExit(2)``.
     """
     made = parser(prog)
     given = made.parse_args(arguments)
@@ -104,7 +106,8 @@ def _run(command: Sequence[str], asked: dict[str, Any], folder: Path, timeout: f
     """Run the program in a process of its own up to its first fit, and return the result of that process."""
     result, log = folder / "result", folder / "output.txt"
     result.unlink(missing_ok=True)
-    # imports leave no garbage, and to look for it takes a fifth of their time
+    # without garbage collection, because imports leave no garbage, and to look for it takes a fifth of the imports'
+    # time
     words = [sys.executable, *words_to_call("drivetrain.forecast.child", "gc.disable()"), *command]
     code = run_to_end(words, Path.cwd(), {VARIABLE: json.dumps({**asked, "result": str(result)})}, log, timeout)
     found: dict[str, Any] = {"failed": f"The program ended with exit code {code}."}
@@ -118,8 +121,8 @@ def _run(command: Sequence[str], asked: dict[str, Any], folder: Path, timeout: f
 
 
 def _values(command: Sequence[str], asked: dict[str, Any], folder: Path, parameters: int) -> str:
-    """Run two windows with values, if this machine has the memory and they take at most a minute; return a file with
-    what the program reads from tensors.
+    """Run two windows with real values, if this machine has the memory and they take at most a minute. Return the file
+    with the values that the program has read from tensors.
     """
     path, free = folder / "values", psutil.virtual_memory().available
     known: Any = {}
@@ -200,7 +203,7 @@ def numbers_of_ranks(ranks: Sequence[int]) -> str:
 
 
 def _size(found: Any, devices: int, device: Any) -> dict[str, Any]:
-    """Return the bytes that a rank needs, and whether the device has them; ``None``: it has no limit."""
+    """Return the bytes that a rank needs, and whether the device has as many (``None`` if no device was named)."""
     total = needed(found, devices)
     return {"peak": found.peak.total, "needed": total, "fits": None if device is None else total <= int(device.memory)}
 
@@ -229,7 +232,7 @@ def _time(base: Any, device: Any, per_node: int) -> dict[str, Any]:
 
 
 def _exchanges(base: Any) -> list[dict[str, Any]]:
-    """Return the exchanges of a window: how many of each kind in each group, and their total bytes."""
+    """Return the exchanges between ranks in a window: for each kind and process group, their number and total bytes."""
     found, sizes = Counter[Any](), Counter[Any]()
     for each in base.recorded.steps:
         if hasattr(each, "group_ranks"):

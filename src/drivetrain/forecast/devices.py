@@ -1,10 +1,12 @@
-"""Devices and their links: every constant of the forecasts of time, with its source, and the parser of ``--device``.
+"""Devices and their links: the constants with which forecasts of time are computed, their sources, and the parser of
+``--device``.
 
 Sources, named in the table by their letters:
 
-- N: NVIDIA's data sheets (V100, A100, H100, H200, L4, L40S, HGX B200). Those since Ada state operations per second with
-  structured sparsity; the table has half of them.
-- S: nvidia-smi, whose total is what a program has, and mostly more than the gigabytes in the name.
+- N: NVIDIA's data sheets (V100, A100, H100, H200, L4, L40S, HGX B200). Data sheets since Ada state operations per
+  second with structured sparsity; the table has half of these numbers.
+- S: nvidia-smi: its total is the memory that a program can use, and mostly more than the gigabytes in the device's
+  name.
 - M: the largest rate that a matrix multiplication of any shape was measured to reach, as "Maximum Achievable Matmul
   FLOPS" in stas00/ml-engineering, compute/accelerator/README.md: 271.2 of 312 on the A100, 794.5 of 989 (bfloat16) and
   1402.6 of 1979 (float8) on the H100, 1453.4 of 1979 (float8) on the H200, 1745 of 2250 and 3432.5 of 4500 on the B200.
@@ -16,7 +18,7 @@ Sources, named in the table by their letters:
 - T: torch/_inductor/comm_analysis.py: what NCCL reaches over PCIe, and the network of an NVIDIA DGX, which has a card
   of 100, 200 or 400 Gb/s for each device.
 - L: torch.add of two small tensors, called from Python, takes 6.1 us on an H100 with torch 2.11 (measured for this
-  table; 1.0 us inside of a CUDA graph). The least that was found published is 4.2 us. The table has 4.
+  table; 1.0 us inside of a CUDA graph). The lowest published figure that was found is 4.2 us. The table has 4 us.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ BASE_S, QUICK_BASE_S = 8.4 * _US, 6.6 * _US
 
 @dataclass(frozen=True)
 class Device:
-    """What a forecast knows of a device.
+    """The properties of a device from which a forecast is computed.
 
     Attributes:
         name: as in the table, or as the user wrote it.
@@ -87,7 +89,7 @@ class Device:
         return self.rates[kind] * self.shares.get(share, 1.0)
 
     def link(self, between: bool) -> Link:
-        """Return the link between machines, or the one inside a machine."""
+        """Return the link between machines if ``between`` is True, otherwise the link inside a machine."""
         found = self.between if between else self.inside
         if found is None:
             where, key = ("between machines", "between") if between else ("inside a machine", "link")
@@ -115,8 +117,9 @@ def _device(row: Mapping[str, str]) -> Device:
 
 with open(Path(__file__).with_name("devices.csv"), encoding="utf-8", newline="") as _file:
     DEVICES = {row["name"]: _device(row) for row in csv.DictReader(_file)}
-"""Devices by name. The columns of the table: memory in MiB (S); 10^12 dense operations per second of each type, and
-bandwidth in TB/s (N); the link inside the machine (C and T) and between machines (T), in GB/s; shares (M and F)."""
+"""Devices by name. The columns of the table, with the letters of their sources: memory in MiB (S); 10^12 dense
+operations per second of each type, and bandwidth in TB/s (N); the link inside the machine (C and T) and between
+machines (T), in GB/s; the shares that are reached (M and F)."""
 
 _BYTES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SPEEDS = {"MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12, "Mb/s": 1e6 / 8, "Gb/s": 1e9 / 8, "Tb/s": 1e12 / 8}
@@ -127,7 +130,7 @@ _KEYS: dict[str, tuple[Mapping[str, float], str | None]] = {
     "launch": (_SECONDS, None), "link_latency": (_SECONDS, None), "between_latency": (_SECONDS, None),
     **dict.fromkeys(("tflops", *(f"tflops_{dtype}" for dtype in _DTYPES)), (_OPERATIONS, "T")),
 }  # fmt: skip
-"""Units of each setting, and the unit of a number without one."""
+"""For each setting, the allowed units, and the unit of a number that is written without a unit."""
 
 _FORM_FACTORS = {"nvidia", "tesla", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "hbm2", "hbm2e", "hbm3", "hbm3e"}
 

@@ -1,4 +1,6 @@
-"""Compute the shortest time of a window: what each exchange takes, and how much of it overlaps with operations."""
+"""Compute the shortest time of a window (the batches of one optimizer step): the time of each exchange between ranks,
+and how much of it overlaps with operations.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,23 @@ from drivetrain.forecast.operations import Exchange, Operation, Ranks, Recorded
 from drivetrain.forecast.roofline import Step, arithmetic, duration, fused, is_launched
 
 COPY_IN = "fsdp.all_gather_copy_in"
-"""FSDP2's copy of a rank's shards before it gathers them. It reads only parameters, so it and the all_gather run on a
-stream of their own, and do not wait for the operations that were issued before them."""
+"""The operation with which FSDP2 copies a rank's shards before it gathers them. The copy reads only parameters. So the
+copy and the all_gather run on another stream, and do not wait for operations that were issued earlier."""
 
 
 def spread(ranks: Ranks, per_machine: int) -> tuple[int, int]:
-    """Return the number of machines of a group, and the number of its ranks on each.
+    """Return the number of machines on which a group's ranks are, and the number of these ranks on each machine.
 
     Args:
-        per_machine: ranks of the job on each machine; consecutive ranks are on the same one.
+        per_machine: how many ranks of the job each machine has; consecutive ranks are on the same machine.
     """
     here = min(ranks.count, max(1, per_machine // ranks.stride))
     return math.ceil(ranks.count / here), here
 
 
 def exchange_time(exchange: Exchange, device: Device, per_machine: int) -> float:
-    """Return the seconds of a collective at best: with NCCL's protocol of full bandwidth or with the one of low
-    latency, as a ring or (all_reduce) as a tree.
+    """Return the least seconds that a collective takes: with NCCL's protocol of full bandwidth or the one of low
+    latency, in a ring or (only all_reduce) in a tree, whichever is fastest.
     """
     if exchange.group_ranks.count < 2:
         return 0.0
@@ -48,7 +50,7 @@ def _time(exchange: Exchange, device: Device, per_machine: int, quick: bool) -> 
         return base + max(near_hop, far_hop) + exchange.bytes * max(in_machine / near_speed, outside / far_speed)
     if exchange.name in ("send", "recv"):
         return base + max(near_hop, far_hop) + exchange.bytes / min(near_speed, far_speed)
-    # NCCL runs a ring through each of the ranks of a machine, and each has a network card of its own.
+    # Each of a machine's ranks has its own network card, and NCCL runs one ring through each card.
     speed = min(near_speed, far_speed * here)
     hops = (ranks - machines) * near_hop + (machines - 1) * far_hop
     if exchange.name in ("all_gather", "reduce_scatter"):
@@ -67,7 +69,7 @@ def _time(exchange: Exchange, device: Device, per_machine: int, quick: bool) -> 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The time of a window at best, in seconds.
+    """The shortest time that a window can take, in seconds.
 
     Attributes:
         step: the window.
@@ -107,12 +109,13 @@ def _seconds(value: float) -> str:
 def forecast(steps: Sequence[Step], device: Device, per_machine: int, *, tf32: bool = False) -> Forecast:
     """Return the time of a window at best.
 
-    Python issues the steps in their order, one every ``device.launch_s``. Operations run one after the other. Beside
-    them, the exchanges of a group run one after the other. An exchange starts when the operations issued before it have
-    ended, and the operations from ``waited_on_at`` on start when it has ended. So DDP's buckets and FSDP2's
-    reduce_scatters overlap with the rest of the backward pass, and an exchange of tensor parallelism overlaps with
-    nothing. An all_gather of FSDP2's parameters starts earlier: when the rank has waited for the one before it, because
-    FSDP2 gathers one group of parameters in advance.
+    The forecast assumes that Python issues one step (an operation or an exchange) every ``device.launch_s``, in order.
+    Operations run one after the other. At the same time, the exchanges of each group run one after the other. An
+    exchange starts when the operations that were issued before it have ended. The operations from index
+    ``waited_on_at`` on start when the exchange has ended. So DDP's buckets and FSDP2's reduce_scatters overlap with the
+    rest of the backward pass, and an exchange of tensor parallelism overlaps with nothing. An all_gather of FSDP2's
+    parameters starts earlier, because FSDP2 gathers one group of parameters in advance: it starts when the rank has
+    waited for the previous all_gather.
 
     Args:
         per_machine: ranks on each machine.
@@ -151,14 +154,15 @@ def of_window(recorded: Recorded, batches: int, device: Device, per_machine: int
 
     Args:
         recorded: the window; if it has more than two batches, the first two.
-        batches: the batches of the window. Further ones repeat the first, because only the last one exchanges
-            gradients.
+        batches: the batches of the window. Further batches are taken to repeat the first, because only the last batch
+            exchanges gradients.
         per_machine: ranks on each machine.
     """
     steps = fused(recorded.steps) if recorded.is_compiled else recorded.steps
     tf32 = recorded.allows_tf32
     told = forecast(steps, device, per_machine, tf32=tf32)
-    if recorded.pipeline is not None:  # each batch fills and empties the pipeline
+    # the pipeline is filled and emptied in each batch, so the bubble occurs once per batch
+    if recorded.pipeline is not None:
         factor = batches / min(batches, 2)
         return in_pipeline(Forecast(*(factor * each for each in astuple(told))), *recorded.pipeline)
     ends = (at for at in range(1, len(steps)) if steps[at].phase == "forward" and steps[at - 1].phase != "forward")
@@ -169,18 +173,21 @@ def of_window(recorded: Recorded, batches: int, device: Device, per_machine: int
 
 
 def _copy_in(steps: Sequence[Step], index: int) -> Operation | None:
-    """Return FSDP2's copy before the exchange at ``index``, if that exchange gathers FSDP2's parameters."""
+    """Return the copy :data:`COPY_IN` that belongs to the exchange at ``index``; ``None`` if the exchange does not
+    gather FSDP2's parameters.
+    """
     earlier = (steps[at] for at in range(index - 1, -1, -1))
     before = next((each for each in earlier if isinstance(each, Exchange) or is_launched(each)), None)
     return before if isinstance(before, Operation) and before.name == COPY_IN else None
 
 
 def in_pipeline(window: Forecast, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> Forecast:
-    """Return the forecast of a rank of a pipeline: the time of its ``window``, and the bubble.
+    """Return the forecast of a rank of a pipeline: ``window``, plus the bubble (the time in which the rank waits for
+    other stages).
 
-    A rank waits until the first micro-batch comes to it, and after the last one has left. With GPipe and 1F1B it
-    waits for as long as ``ranks - 1`` of its micro-batches take. With several stages on each rank (interleaved 1F1B) it
-    waits for one stage of each rank, which takes less time.
+    A rank waits before its first micro-batch arrives, and after its last one has left. With GPipe and 1F1B it waits for
+    as long as it needs for ``ranks - 1`` micro-batches. With several stages on each rank (interleaved 1F1B) the wait is
+    shorter, because a micro-batch passes only one stage of each other rank before it arrives.
 
     Args:
         window: all micro-batches of the rank.
@@ -190,6 +197,8 @@ def in_pipeline(window: Forecast, ranks: int, micro_batches: int, stages_per_ran
 
 
 def fastest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return the names of runs that do the same work, the fastest first, and their times as multiples of its time."""
+    """Sort runs that do the same work, the fastest first; return their names, and their times as multiples of the
+    fastest run's time.
+    """
     order = sorted(seconds, key=lambda name: seconds[name])
     return [(name, seconds[name] / seconds[order[0]]) for name in order]

@@ -1,4 +1,6 @@
-"""Record every storage that a rank allocates and frees, and every operation and exchange, while a window runs."""
+"""Record, while a window runs, the storages that a rank allocates and frees, its operations, and its exchanges with
+other ranks.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +35,22 @@ from drivetrain.forecast.standins import device_numbers
 from drivetrain.forecast.values import UnreadableError, Values
 
 _SHAPES = "shapes"
-"""The kind of fake tensors of global size, of which torch needs only the shapes; a rank allocates none of them."""
+"""The kind of fake tensors that torch makes only to compute shapes of global tensors. A real rank does not allocate
+them."""
 
 _MARKS = {
     "init_all_gather_outputs": GATHERED, "alloc_all_gather_outputs": GATHERED, "init_unsharded_param": GATHERED,
     "foreach_all_gather": EXCHANGED, "foreach_all_gather_copy_out": GATHERED, "foreach_reduce": EXCHANGED,
     **dict.fromkeys(torch_private.FUNCTIONS_OF_DDP, EXCHANGED), torch_private.COMPUTES_SHAPES: _SHAPES,
 }  # fmt: skip
-"""Functions of torch, and the kind of the memory that they allocate."""
+"""Functions of torch, and the kind that memory has which is allocated in them."""
 
 _FREE = ("detach", "view", "alias", "_unsafe_view", "t", "transpose", "expand", "permute", "slice", "select", "split",
          "unsqueeze", "squeeze", "as_strided", "unbind", "chunk", "empty", "empty_like", "empty_strided")  # fmt: skip
 
 
 class Lines:
-    """Finds the line of the user's program that led to an operation.
+    """Finds the line of the user's program that has called an operation, directly or through torch.
 
     Args:
         is_program: whether a file is part of the program.
@@ -58,8 +61,8 @@ class Lines:
         self._known: dict[str, bool] = {}
 
     def here(self) -> tuple[str, str, str]:
-        """Return the line as "file.py:12"; the kind of allocated memory, if a function of :data:`_MARKS` is on the
-        stack; and the name of that function, if it exchanges on a stream of its own.
+        """Return the program's line as "file.py:12". If a function of :data:`_MARKS` is on the stack, also return the
+        kind of memory that it allocates, and the function's name if it exchanges on another stream; otherwise "".
         """
         frame: Any = sys._getframe(2)
         mark, apart = "", ""
@@ -71,7 +74,7 @@ class Lines:
                 return f"{code.co_filename}:{frame.f_lineno}", mark, apart
             name = code.co_name
             if name in ("run_job", torch_private.RUN_ENGINE):
-                break  # frames further out only call trainer.fit, or a backward pass
+                break  # the outer frames only call trainer.fit or start the backward pass, so their lines say nothing
             if not mark and name in _MARKS and "distributed" in code.co_filename:
                 mark, apart = _MARKS[name], name if name in ("foreach_all_gather", "foreach_reduce") else ""
             frame = frame.f_back
@@ -83,7 +86,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
 
     Args:
         ledger: the record that it fills.
-        lines: finds lines of the program.
+        lines: finds the program's line of each operation.
         values: the values that the program reads from tensors.
     """
 
@@ -103,7 +106,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
     # ---- where the program is --------------------------------------------------------------------------------
 
     def watch(self, root: nn.Module, blocks: dict[str, nn.Module]) -> None:
-        """Record in which block each module of ``root`` is, and follow the forward passes."""
+        """Note for each module of ``root`` the block that contains it, and follow the forward passes with hooks."""
         for path, block in blocks.items():
             for each in block.modules():
                 self.modules.setdefault(id(each), path)
@@ -126,7 +129,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
             return self.phase, self.stack[-1] if self.stack else "", line, mark, apart
         if self.stack and line:
             return "recompute", self.stack[-1], line, mark, apart
-        # a node that accumulates a gradient belongs to no operation; it runs after the one that made the gradient
+        # A node that accumulates a gradient belongs to no operation of the program. It runs after the node that
+        # computed the gradient, so it gets that node's line and block.
         at, block = self._node = self.nodes.get(node, self._node)
         return "backward", block or (self.stack[-1] if self.stack else ""), at or line, mark, apart
 
@@ -169,7 +173,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
             self._grow(number, after - before, place)
 
     def mark(self, tensors: Iterable[Tensor], kind: str) -> None:
-        """Give the storages of ``tensors`` a kind, and count those that were not seen."""
+        """Give the storages of ``tensors`` a kind; also count those that are not counted yet."""
         for tensor in tensors:
             self.hold(tensor, kind, self._last)
             if (number := self.number(tensor)) is not None:
@@ -185,7 +189,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(getattr(each, "__torch_dispatch__", None) is not None and not _is_plain(each) for each in types):
-            return NotImplemented  # operations on shards are seen as operations on their local parts
+            return NotImplemented  # torch then calls again with the local parts of the shards
         kwargs = kwargs or {}
         place = self._last = self._place()
         if self.values.records:
@@ -227,7 +231,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
             return
         if torch_private.operation_name(func) in _FREE or func.namespace in ("prim", "profiler"):  # no kernels
             return
-        if torch_private.operation_name(func) == "chunk_cat":  # FSDP's gradients before the reduce-scatter
+        # with this operation FSDP copies its gradients together before the reduce-scatter
+        if torch_private.operation_name(func) == "chunk_cat":
             self.mark([each for each in inputs if each.numel()], GRADIENTS)
         bytes_moved = sum(each.numel() * each.element_size() for each in (*inputs, *outputs))
         dtype = next((str(each.dtype).removeprefix("torch.") for each in inputs if each.is_floating_point()), "")
@@ -238,11 +243,12 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         )
 
     def _read(self, func: Any, args: Any, place: Any) -> Any:
-        """Return the recorded value of a tensor, or zero if none was recorded."""
+        """Return the value that the pass with real values has recorded for this read, or zero."""
         tensor, line, block = args[0], place[2], place[1]
         if place[0] == "backward":
-            line = self.lines.here()[0]  # empty if torch's autograd engine or DDP reads the value
-        if (counts := _counts_steps()) or not line:  # or drivetrain or torch itself reads, such as a value for a logger
+            line = self.lines.here()[0]  # this is empty if torch's autograd engine or DDP reads the value
+        # without a line, torch or drivetrain itself reads the value, for example for a logger
+        if (counts := _counts_steps()) or not line:
             return tensor.dtype is torch.bool if not tensor.dtype.is_floating_point else float(counts)
         is_known, value = self.values.take((line, block, str(func)))
         reads = self.ledger.read if is_known else self.ledger.unreadable
@@ -251,7 +257,9 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         return value if is_known else zero
 
     def array(self, own: Any, tensor: Tensor, force: bool) -> Any:
-        """Return the values of a tensor as an array, as ``own`` does: recorded ones, or zeros if none were recorded."""
+        """Return what ``own``, torch's ``Tensor.numpy``, would return: for a fake tensor, recorded values, or zeros if
+        none were recorded.
+        """
         _, block, line, _, _ = self._place()
         key = line, block, "numpy"
         if not torch_tools.is_fake(tensor):
@@ -259,26 +267,27 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
             if self.values.records and line:
                 self.values.record(key, result.copy())
             return result
-        with torch_tools.real():  # torch's own errors come from here, such as that the tensor requires a gradient
+        with torch_tools.real():  # this call raises torch's own errors, such as that the tensor requires a gradient
             zeros = own(torch.zeros(tensor.shape, dtype=tensor.dtype, requires_grad=tensor.requires_grad), force=force)
         is_known, value = self.values.take(key) if line else (False, zeros)
         reads = self.ledger.read if is_known else self.ledger.unreadable
         if line:
             reads[line] = reads.get(line, 0) + tensor.numel()
-        # for a smaller micro-batch, the first samples
+        # if the micro-batch is smaller than the recorded one, take the first samples
         return value[tuple(map(slice, tensor.shape))].copy() if is_known and value.ndim == zeros.ndim else zeros
 
     def _result(self, func: Any, args: Any, kwargs: Any, place: Any) -> Any:
-        """Return the result of an operation; if its shape depends on values, the recorded result.
+        """Return the result of an operation; if the result's shape depends on values, the recorded result.
 
         Raises:
-            UnreadableError: it depends on values, and none were recorded.
+            UnreadableError: the shape depends on values, and no result was recorded.
         """
         where = place[2] or place[1] or "an operation of the program"
         key = place[2], place[1], str(func)
         is_known, known = False, None
         if place[2] and torch_tools.depends_on_values(func) and key in self.values.known:
-            is_known, known = self.values.take(key)  # even if it is not needed, to keep the order
+            # take it even if it is not needed, so that the next read gets the next value
+            is_known, known = self.values.take(key)
         try:
             return func(*args, **kwargs)
         except (torch_private.NeedsValues, torch_private.NeedsShapes) as error:
@@ -289,7 +298,9 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
 
 
 def _counts_steps() -> bool:
-    """Whether an optimizer reads its step count, by which it divides."""
+    """Whether an optimizer is reading its step count. It may divide by a function of the count, so the count must not
+    be 0.
+    """
     frame: Any = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_name == torch_private.READS_A_COUNT:
@@ -326,13 +337,14 @@ def _flops(func: Any, args: Any, outputs: list[Tensor]) -> int:
         return 0
     try:
         return int(formula(*args, out_val=outputs[0] if len(outputs) == 1 else outputs))
-    except Exception:  # the formula of a newer torch wants other arguments; the time then has bytes alone
+    # in a newer torch the formula may need other arguments; the time is then computed from the bytes alone
+    except Exception:
         return 0
 
 
 def _attention_flops(args: Any, backward: int) -> int:
-    """Return the operations of the host's flash attention, for which torch has no formula. The planned device's kernel
-    computes only half of causal attention.
+    """Return the number of floating-point operations of the CPU's flash attention, for which torch has no formula. The
+    planned device's kernel computes only half of causal attention.
     """
     count = flop_counter.sdpa_backward_flop_count if backward else flop_counter.sdpa_flop_count
     full = int(count(*(each.shape for each in args[: 3 + backward])))
@@ -341,10 +353,11 @@ def _attention_flops(args: Any, backward: int) -> int:
 
 
 def finished(ledger: Ledger, first: int) -> tuple[Operation | Exchange, ...]:
-    """Return the steps from number ``first`` on, each exchange with the index of the step that waits for it.
+    """Return the steps from number ``first`` on. Each exchange gets the index of the step before which the rank waits
+    for it.
 
-    A rank waits for a gather before the first operation that reads its result, and for a reduction of gradients
-    before the first one after the backward pass.
+    A rank waits for a gather before the first operation that reads the gather's result, and for a reduction of
+    gradients before the first operation after the backward pass.
     """
     steps = ledger.steps[first:]
     after = next((at for at, (each, _) in enumerate(steps) if each.phase in ("clip", "optimizer")), len(steps))

@@ -1,4 +1,6 @@
-"""Compute the peak, its kinds and its line from recorded events, and extrapolate from two and three blocks to all."""
+"""Compute the peak of memory, its kinds and its line from recorded events; extrapolate from models with two and three
+blocks to the whole model.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from drivetrain.forecast.operations import (
 from drivetrain.forecast.repeated import repeated
 
 Key = tuple[int, str, str]
-"""A stretch of a window: the micro-batch, the phase, and the place among the blocks."""
+"""Names a stretch, which is a part of a window: by the micro-batch, the phase, and the place before, in or after the
+blocks."""
 
 
 @dataclass
@@ -44,7 +47,7 @@ class Stretch:
 
 @dataclass
 class Measured:
-    """What the window of one rank needs.
+    """What one rank needs in a window (the batches of one optimizer step).
 
     Attributes:
         stretches: the memory of each stretch, in order.
@@ -52,7 +55,7 @@ class Measured:
         blocks: the paths of the repeated blocks.
         lists: the lists of blocks that were shortened, with their full lengths.
         batches: the micro-batches of a window, of which at most two are measured.
-        on_host: the kinds that are in the host's memory, and not in the totals.
+        on_host: the kinds that are kept in the host's memory, and so are not counted.
         unreadable: the lines that read values which are not known, and how often.
         read: the lines that read recorded values, and how often.
         start: the bytes by kind when the window begins.
@@ -114,7 +117,9 @@ class Change:
 def measured(
     ledger: Ledger, first: int, blocks: tuple[str, ...], on_host: tuple[str, ...], **others: Any
 ) -> Measured:  # fmt: skip
-    """Return the memory of the window that begins with event number ``first``; ``others`` are further attributes."""
+    """Return the memory of the window that begins with event number ``first``; ``others`` are further attributes of the
+    result.
+    """
     kinds, activations = Counter[str](), Counter[str]()
     total = 0
     places = _Places(blocks)
@@ -162,7 +167,9 @@ def _reserved(ledger: Ledger, on_host: tuple[str, ...]) -> int:
 
 
 class _Places:
-    """Names the place of an event among the blocks: the first block, the last one, one between, before, after."""
+    """Names the place of an event: in the first block, in the last one, in one between them, before all blocks, or
+    after them.
+    """
 
     def __init__(self, blocks: tuple[str, ...]) -> None:
         parents: dict[str, list[str]] = {}
@@ -193,9 +200,9 @@ class _Places:
 def multiplied(few: Measured, more: Iterable[Measured], fewest: int) -> Measured:
     """Return what the model needs with all blocks.
 
-    Memory is a linear function of the number of blocks in each stretch: one more block adds its shards, and its
-    activations and gradients while they are live. The allocator's fragments come from tensors that are larger than
-    those of a block, and do not grow.
+    In each stretch, memory is a linear function of the number of blocks: one more block adds its shards, and also its
+    activations and gradients while they are live. The allocator's fragments are taken not to grow, because tensors that
+    are larger than those of a block cause them.
 
     Args:
         few: the result with ``fewest`` blocks in each list.
@@ -207,7 +214,8 @@ def multiplied(few: Measured, more: Iterable[Measured], fewest: int) -> Measured
     for key, base in few.stretches.items():
         grown = [(other.stretches[key], length - fewest) for other, (_, length) in each if key in other.stretches]
         if len(grown) < len(each):
-            continue  # a stretch that depends on the number of blocks, such as the one between two
+            # this stretch exists only with few blocks, such as the one between the first and the last of two
+            continue
         kinds = _line(base.kinds, [(other.kinds, factor) for other, factor in grown])
         block = _line(_by_role(base.blocks), [(_by_role(other.blocks), factor) for other, factor in grown])
         total = base.total + sum((other.total - base.total) * factor for other, factor in grown)
@@ -229,7 +237,7 @@ def _line(base: Mapping[str, int], grown: list[tuple[Mapping[str, int], int]]) -
 
 
 def _by_role(blocks: Mapping[str, int]) -> dict[str, int]:
-    """Return the activations by list of blocks: a path without the number of the block."""
+    """Sum the activations of all blocks of a list; the key is the list's path and ".*"."""
     found = Counter[str]()
     for path, size in blocks.items():
         parent, dot, _ = path.rpartition(".")

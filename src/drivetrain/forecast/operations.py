@@ -1,4 +1,6 @@
-"""Records of what one rank does in one window, in the order of issue: allocations, operations and exchanges."""
+"""Records of what one rank does in a window (the batches of one optimizer step): allocations, operations, and exchanges
+with other ranks, in the order in which Python issues them.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ class Exchange:
         phase: the part of the window in which it was issued.
         block: as in :class:`Operation`.
         waited_on_at: index in :attr:`Recorded.steps` of the first operation issued after the rank waited for it;
-            ``len(steps)``: not waited for within the window.
+            ``len(steps)``: the rank does not wait within the window.
     """
 
     name: str
@@ -78,7 +80,7 @@ class Recorded:
 
     Attributes:
         steps: operations and exchanges, in the order of issue.
-        is_compiled: the Trainer compiles the module; the record is of operations that are not fused.
+        is_compiled: the Trainer compiles the module; the recorded operations are nevertheless those before fusion.
         allows_tf32: float32 matrices may be multiplied in TF32.
         pipeline: the ranks of a pipeline, the micro-batches of a batch, and the stages of a rank.
     """
@@ -112,7 +114,8 @@ class Ledger:
 
     Attributes:
         events: the changes of live bytes, in order.
-        steps: operations and exchanges, in order; where an exchange is waited for is filled in at the end.
+        steps: operations and exchanges, in order; the index at which the rank waits for an exchange is filled in at the
+            end.
         kinds: the kind of each storage, by its number.
         blocks: the block in whose forward pass a storage was made.
         makers: the function of torch that made a storage for an exchange, if one did.

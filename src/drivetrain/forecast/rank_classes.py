@@ -1,4 +1,4 @@
-"""Group the ranks of a job by the sizes of their shards; a plan runs one rank of a group."""
+"""Group the ranks of a job by the sizes of their shards, because a plan runs only one rank of each group."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import nn
 from drivetrain.forecast import torch_tools
 
 MOST_CLASSES = 4
-"""The most classes of which a rank is run, those with the largest shards."""
+"""A plan runs a rank of at most this many classes: those with the largest shards."""
 
 
 def rank_classes(module: nn.Module, ranks: int, owners: dict[str, int], pipeline: int) -> tuple[tuple[int, ...], ...]:
-    """Return the classes of ranks, those with the largest shards first; a class is the numbers of its ranks.
+    """Return the classes, each as the numbers of its ranks; classes with larger shards come first.
 
-    In a pipeline, the first and the last stage are classes of their own, because stages with equal parameters keep the
-    activations of more micro-batches the earlier they are.
+    In a pipeline, the first and the last stage are separate classes even if their parameters are equal, because an
+    earlier stage keeps the activations of more micro-batches.
 
     Args:
         module: the model, whose parameters are set up.
@@ -52,7 +52,7 @@ def rank_classes(module: nn.Module, ranks: int, owners: dict[str, int], pipeline
 
 
 def _local(shape: Sequence[int], placements: Any, mesh: Sequence[int], place: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of a shard, which torch cuts as ``torch.chunk`` does."""
+    """Return the shape of a shard; torch cuts tensors into shards as ``torch.chunk`` does."""
     local = list(shape)
     for placement, parts, at in zip(placements, mesh, place, strict=True):
         if (dim := getattr(placement, "dim", None)) is not None:

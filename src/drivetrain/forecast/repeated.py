@@ -1,4 +1,4 @@
-"""Extrapolate the record of a window with two and with three blocks to all blocks of the model."""
+"""Extrapolate the record of a window from models with two and with three blocks to the model with all blocks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _COMPUTED = ("forward", "recompute", "backward")
 
 
 def repeated(few: Sequence[Step], more: Sequence[Step], length: int) -> tuple[Step, ...]:
-    """Return the window of a model with ``length`` blocks.
+    """Return the steps of a window of a model with ``length`` blocks.
 
-    In each phase, ``more`` has the steps of ``few`` and, in one place, the steps of one more block; these are repeated.
-    Steps that take more bytes with more blocks, such as those of an optimizer, grow by the same number for each block.
-    DDP's buckets do not follow blocks: there are as many of the largest size as the gradients need, evenly spread.
+    In each phase, ``more`` has the steps of ``few`` and, in one place, the steps of one more block. These additional
+    steps are repeated. A step that moves more bytes with more blocks, such as an optimizer's, grows by as many bytes
+    with each further block. DDP's buckets do not depend on blocks: the result has as many buckets of the largest size
+    as the gradients need, evenly spread.
 
     Args:
         few: the steps with two blocks.
@@ -32,7 +33,7 @@ def repeated(few: Sequence[Step], more: Sequence[Step], length: int) -> tuple[St
         ("all_reduce", "backward")
     }
     found: list[Step] = []
-    begins = 0  # index of the run in more
+    begins = 0  # index in ``more`` at which the phase begins
     at: dict[int, int] = {}  # index in more -> index in found
     waiting: list[tuple[int, int, Exchange, int]] = []  # index in found, index in more, exchange, size of a block
     for old, new in zip(olds, news, strict=True):
@@ -43,7 +44,7 @@ def repeated(few: Sequence[Step], more: Sequence[Step], length: int) -> tuple[St
         if place is None and len(old) == len(new):
             new = [_grown(one, other, length - 3) for one, other in zip(old, new, strict=True)]
         order = [*range(start), *(length - 2) * [*range(start, start + size)], *range(start + size, len(new))]
-        if place is None and len(old) < len(new):  # steps of buckets are between those of the blocks
+        if place is None and len(old) < len(new):  # exchanges of buckets lie between the block's steps
             middle = [index for index, each in enumerate(new) if each.block.rpartition(".")[2] == "1"]
             rest = [index for index in range(len(new)) if index not in set(middle)]
             cut = next((at for at, index in enumerate(rest) if middle and index > middle[0]), len(rest))
@@ -81,7 +82,7 @@ def _key(step: Step, labels: bool) -> tuple[Any, ...]:
 def _inserted(old: list[Step], new: list[Step]) -> tuple[int, int] | None:
     """Return where steps were inserted into ``old`` to make ``new``, and how many; ``None`` if not in one place."""
     size = len(new) - len(old)
-    for labels in (True, False):  # steps that are alike may still differ in whether they belong to a block
+    for labels in (True, False):  # first compare also whether steps belong to a block, then without this
         one, other = ([_key(each, labels) for each in run] for run in (old, new))
         start = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
         if size >= 0 and one[start:] == other[start + size :]:
@@ -103,7 +104,7 @@ def _is_bucket(step: Step) -> bool:
 
 
 def _spread(found: list[Step], first: int, before: list[Any], taken: list[Any], length: int) -> None:
-    """Insert DDP's buckets between the steps from ``first`` on."""
+    """Insert exchanges of DDP's buckets among the steps of ``found`` from index ``first`` on."""
     sizes = [sum(each.bytes for each in buckets) for buckets in (before, taken)]
     total = sizes[1] + (length - 3) * (sizes[1] - sizes[0])
     largest = max(taken, key=lambda each: each.bytes)

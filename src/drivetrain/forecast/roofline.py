@@ -1,4 +1,6 @@
-"""Compute the shortest time of an operation on a device: its arithmetic or its memory, whichever takes longer."""
+"""Compute the shortest time of an operation on a device: the time of its arithmetic or of its memory accesses,
+whichever is longer.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,17 @@ def is_launched(operation: Operation) -> bool:
 
 
 def fused(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Return ``steps`` as torch.compile would run them at best.
+    """Return ``steps`` fused as torch.compile would fuse them in the best case.
 
-    Operations that only move data become one kernel if no matrix operation, exchange or wait is between them. The
-    record does not say which of their tensors later operations read, so the kernel moves as many bytes as the largest
-    of them: torch.compile does not write the tensors in between. The optimizer and FSDP's copies are not compiled.
+    Operations that only move data become one kernel if no matrix operation, exchange or wait is between them.
+    torch.compile does not write the tensors between fused operations. The record does not say which tensors later
+    operations read. So the kernel is taken to move as many bytes as the largest of the fused operations. The optimizer
+    and FSDP's copies are not compiled.
     """
     waits = {step.waited_on_at for step in steps if isinstance(step, Exchange)}
     kept: list[Step] = []
     at: list[int] = []
-    """The index in ``kept`` of each of ``steps``."""
+    """For each of ``steps``, its index in ``kept``."""
     is_open = False  # whether the last of ``kept`` is a kernel that the next operation may join
     for index, step in enumerate(steps):
         if isinstance(step, Operation) and _joins(step):

@@ -1,4 +1,6 @@
-"""Stand-ins for the other ranks of a pipeline, which send tensors of the shapes that their stages return."""
+"""Stand-ins for the other ranks of a pipeline. They send fake tensors with the shapes that those ranks' stages
+return.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,14 @@ class Pipeline:
 
 PIPELINE = Pipeline()
 _STAGES: list[nn.Module] = []
-"""Copies of all stages, because a rank keeps only the parameters of its own stages."""
+"""Copies of all stages. They are needed because a rank drops the parameters of the stages that are not its own."""
 _SHAPES: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
-"""The inputs and the outputs of each stage for one micro-batch."""
+"""For each stage its inputs and its outputs, for one micro-batch."""
 
 
 def stand_in_for_stages(mode: Any) -> None:
-    """Change drivetrain and torch's pipelining, in this process, so that a rank of a pipeline runs alone.
+    """Patch drivetrain and torch's pipelining, in this process, so that one rank of a pipeline can run without the
+    others.
 
     Args:
         mode: the fake mode.
@@ -74,7 +77,8 @@ def stand_in_for_stages(mode: Any) -> None:
 
     def trained(schedule: Any, *args: Any) -> Any:
         sums = train(schedule, *args)
-        return torch.ones(2) if sums is None else sums  # the loss and its weight, which the last stage sends
+        # stands for the loss and its weight, which the last stage would send
+        return torch.ones(2) if sums is None else sums
 
     cast("Any", pipeline).configured, cast("Any", pipeline).owned_by = configured, owned
     cast("Any", PipelineStrategy)._schedule_for = with_shapes

@@ -51,7 +51,7 @@ class Job:
 
 
 class PlannedAccelerator(CPUAccelerator):
-    """Devices that this machine may not have; the fake tensors on them are of the type "cpu"."""
+    """Stands for devices that this machine may not have. Fake tensors on these devices have the device type "cpu"."""
 
     auto_priority: int | None = None  # type: ignore[assignment]  # never chosen by "auto"
 
@@ -64,7 +64,7 @@ class PlannedAccelerator(CPUAccelerator):
 
 
 class PlannedEnvironment(ClusterEnvironment):
-    """The ranks of a planned job; this process starts none of them."""
+    """Describes the ranks of a planned job. No other rank is started."""
 
     def __init__(self, job: Job) -> None:
         super().__init__({})
@@ -86,12 +86,12 @@ class PlannedEnvironment(ClusterEnvironment):
         return self._job.nodes
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Accept any number: the command line decides it."""
+        """Accept any number of devices, because the command line sets it."""
 
 
 def planned(job: Job, strategy: str | None = None) -> Callable[[Settings], Plan]:
-    """Return a replacement of :func:`drivetrain.plan.resolve` that makes the Trainer's plan on the devices of ``job``,
-    with ``strategy`` in place of the program's if it is given.
+    """Return a replacement of :func:`drivetrain.plan.resolve`. It resolves the Trainer's arguments for the devices of
+    ``job``; ``strategy``, if given, replaces the program's strategy.
     """
     other = strategy
 
@@ -134,7 +134,9 @@ def refused_strategy(strategy: Strategy) -> str | None:
 
 
 def stand_in_for_ranks(job: Job) -> None:
-    """Change drivetrain, in this process: collectives return as if all ranks of ``job`` had the values of this one."""
+    """Patch drivetrain, in this process, so that collectives return what they would if all ranks of ``job`` had this
+    rank's values.
+    """
     strategies, groups = cast("Any", ParallelStrategy), cast("Any", TorchGroup)
 
     def meet(strategy: Any) -> None:
@@ -149,7 +151,9 @@ def stand_in_for_ranks(job: Job) -> None:
 
 
 def stand_in_for_ddp() -> None:
-    """Change torch's DDP, in this process: it compares and broadcasts values at its start, which fake tensors lack."""
+    """Patch torch's DDP, in this process, because DDP compares and broadcasts values when it is created, and fake
+    tensors have no values.
+    """
     torch_private.start_ddp_alone()
     wrap, assign = DDPStrategy._wrapped, torch_private.assign_buckets
 
@@ -169,9 +173,9 @@ def stand_in_for_ddp() -> None:
         first = torch_private.first_bucket_bytes if cap is None else int(cap * 2**20)
         _limits[:] = [first, int((25 if cap is None else cap) * 2**20)]
         model = wrap(strategy, module)
-        if strategy.comm[1] is None:  # torch's own hook needs the result of a real exchange
+        if strategy.comm[1] is None:  # torch's default hook would need the result of a real exchange
             hook: Any = _mean
-            hook.__signature__ = inspect.signature(_mean, eval_str=True)  # DDP compares the types
+            hook.__signature__ = inspect.signature(_mean, eval_str=True)  # DDP compares the hook's annotated types
             model.register_comm_hook(strategy.data, hook)
         return model
 
@@ -180,8 +184,9 @@ def stand_in_for_ddp() -> None:
 
 
 ARRIVED: list[int] = []
-"""The parameters, by identity, in the order in which their gradients arrive in the first window. There DDP exchanges
-all gradients in one bucket; afterwards it divides them in this order. A plan wraps the model again to do the same."""
+"""The ids of the parameters, in the order in which their gradients are computed in the first window. In that window DDP
+exchanges all gradients in one bucket; then DDP divides them into buckets in this order. To do the same, a plan wraps
+the model in DDP again."""
 
 
 def _mean(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]  # torch has no types
@@ -191,29 +196,31 @@ def _mean(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]: 
     return done
 
 
-def _exchange(group: Any, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _exchange(group: Any, function: Callable[..., Any], *args: Any) -> Any:
     """Return what a collective of drivetrain returns if every rank passes the same value."""
     return ANSWERS[function.__name__](len(group.ranks), *args)
 
 
 ANSWERS: dict[str, Callable[..., Any]] = {
     "gather_objects": lambda size, value: [value] * size,
-    "all_gather": lambda size, tensor: tensor.unsqueeze(0).expand(size, *tensor.shape).contiguous(),
+    "all_gather": lambda size, tensor, sync_grads: tensor.unsqueeze(0).expand(size, *tensor.shape).contiguous(),
     "gather_keyed": lambda size, names, values: values.detach().unsqueeze(0).expand(size, -1),
     "reduce_keyed": lambda size, names, sums, most: (sums * size, most),
-    "reduce": lambda size, tensor: tensor,
+    "reduce": lambda size, tensor, op: tensor,
     "broadcast": lambda size, value, source: value,
     "reduce_boolean_decision": lambda size, decision, every: decision,
-    "barrier": lambda size: None,
+    "barrier": lambda size, name: None,
 }
-"""What the functions of strategies/collectives.py return, by their names, in a group of ``size`` equal ranks."""
+"""For each function of strategies/collectives.py, what it returns in a group of ``size`` ranks that all pass the same
+value."""
 
 
 def parameters_become_fake(mode: Any) -> None:
-    """Change torch, in this process, so that a module's parameters and buffers have no values from their start.
+    """Patch torch, in this process, so that a module's parameters and buffers are fake tensors as soon as they are
+    registered.
 
-    A layer's constructor allocates memory without writing to it, and its initialization then writes to fake tensors. So
-    a model may be larger than this machine's memory.
+    A layer's constructor only reserves memory, and writes to it when it initializes the weights; this initialization
+    then meets fake tensors. So a model may be larger than this machine's memory.
     """
     module = cast("Any", nn.Module)
     register_parameter, register_buffer = module.register_parameter, module.register_buffer
@@ -226,7 +233,7 @@ def parameters_become_fake(mode: Any) -> None:
             or type(tensor) not in (Tensor, nn.Parameter)
         ):
             return tensor
-        if not hasattr(tensor, _STAND_IN):  # one stand-in for a tensor that several modules register
+        if not hasattr(tensor, _STAND_IN):  # a tensor that several modules register gets only one stand-in
             setattr(tensor, _STAND_IN, torch_tools.alike(mode, tensor))
         return getattr(tensor, _STAND_IN)
 
@@ -252,7 +259,7 @@ def drop_values(mode: Any, module: nn.Module) -> None:
 
 
 def _apply(module: nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
-    """Replaces ``nn.Module._apply``, which cannot exchange a fake parameter that has a weak reference."""
+    """Replaces ``nn.Module._apply``, which cannot swap a fake parameter to which a weak reference exists."""
     changed: dict[int, nn.Parameter] = {}
     for each in module.modules() if recurse else [module]:
         for name, parameter in own_parameters(each).items():
@@ -278,5 +285,5 @@ def device_numbers(ranks: Sequence[int]) -> tuple[int, int]:
 
 
 def wrap_again(owner: Any, module: nn.Module) -> None:
-    """Let a DDPStrategy wrap its module again."""
+    """Wrap the module of a DDPStrategy in DDP again."""
     owner.model = owner._wrapped(module)

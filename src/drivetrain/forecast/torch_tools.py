@@ -1,4 +1,4 @@
-"""The private parts of torch that a plan needs; a plan does without those that the installed torch lacks."""
+"""The private parts of torch that a plan uses. If the installed torch lacks one of them, a plan does without it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def is_fake(tensor: Any) -> bool:
 
 
 def hide_devices() -> None:
-    """Let torch see no accelerator in this process: a plan uses none, and a copy of the process may not use it."""
+    """Hide all accelerators from torch in this process, because a plan needs none, and a fork of a process that uses an
+    accelerator cannot use it.
+    """
     accelerators = cast("Any", torch.accelerator)
     if (found := accelerators.current_accelerator()) is not None:
         module: Any = torch.get_device_module(found)
@@ -39,9 +41,9 @@ def hide_devices() -> None:
 
 
 def alike(mode: Any, tensor: Tensor) -> Tensor:
-    """Return a new fake tensor, or parameter, with the shape of ``tensor``; nothing refers to it weakly.
+    """Return a new fake tensor, or parameter, with the shape of ``tensor``, to which no weak reference exists.
 
-    ``mode.from_tensor`` keeps a weak reference, with which ``module.to`` cannot exchange a parameter.
+    ``mode.from_tensor`` would keep a weak reference, and ``module.to`` cannot swap a parameter that has one.
     """
     with mode:
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
@@ -62,12 +64,14 @@ def real() -> AbstractContextManager[Any]:
 
 
 def forget_ranks() -> None:
-    """Forget the process group of the process that this one copies, without ending it: its ranks know of no copy."""
+    """In a forked copy, forget the process group of the original process without destroying it, because the group's
+    other ranks do not know of the copy.
+    """
     cast("Any", dist).GroupMember.WORLD = None
 
 
 def keep_meshes_real() -> None:
-    """Change torch's meshes of ranks, in this process: their ranks have values in the fake mode too."""
+    """Patch torch's device meshes, in this process, so that their tensors of ranks are real even in the fake mode."""
 
     def outside(function: Any) -> Any:
         @functools.wraps(function)
@@ -79,7 +83,7 @@ def keep_meshes_real() -> None:
 
     mesh: Any = device_mesh.DeviceMesh
     mesh.__init__ = outside(mesh.__init__)
-    if "mesh" in vars(mesh):  # else an attribute that the constructor sets
+    if "mesh" in vars(mesh):  # in some versions of torch, the constructor sets it as an attribute
         mesh.mesh = property(outside(mesh.mesh.fget))
     if hasattr(mesh, torch_private.JOIN_MESHES):
         setattr(mesh, torch_private.JOIN_MESHES, staticmethod(outside(getattr(mesh, torch_private.JOIN_MESHES))))
@@ -94,7 +98,9 @@ def join_fake_ranks(rank: int, world_size: int, timeout: Any) -> None:
 
 
 def stages_know_shapes(stage: Any) -> None:
-    """Change torch's ``PipelineStage``: its shapes are given, and the ranks do not vote on whether they are."""
+    """Patch torch's ``PipelineStage``, whose ranks vote on whether shapes are given. A plan gives them, so skip the
+    vote.
+    """
     known = SimpleNamespace(item=lambda: 1)
     for name in torch_private.VOTES_OF_A_STAGE:
         setattr(stage, name, lambda own, *args, **options: known)
@@ -102,7 +108,9 @@ def stages_know_shapes(stage: Any) -> None:
 
 @contextlib.contextmanager
 def resizes_seen(seen: Callable[[torch.UntypedStorage, int, int], None]) -> Iterator[None]:
-    """Context that calls ``seen(storage, before, after)`` with the bytes of each storage that is resized in place."""
+    """Context that calls ``seen(storage, before, after)`` for each storage that is resized in place, with its bytes
+    before and after.
+    """
     own = torch.UntypedStorage.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:
@@ -122,7 +130,7 @@ def resizes_seen(seen: Callable[[torch.UntypedStorage, int, int], None]) -> Iter
 def arrays_seen(seen: Callable[[Any, Tensor, bool], Any]) -> Iterator[None]:
     """Context in which ``tensor.numpy(force=force)`` calls ``seen(own, tensor, force)``; ``own`` is torch's method.
 
-    A fake number is formatted as the value that ``item()`` returns.
+    In this context a fake tensor without dimensions is formatted as the value that its ``item()`` returns.
     """
     tensors = cast("Any", Tensor)
     numpy, written = tensors.numpy, tensors.__format__
@@ -134,7 +142,7 @@ def arrays_seen(seen: Callable[[Any, Tensor, bool], Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        del tensors.numpy  # torch defines it in a base class
+        del tensors.numpy  # this restores torch's method, which a base class defines
         tensors.__format__ = written
 
 
@@ -145,17 +153,20 @@ _WIDE = (
     "layer_norm group_norm cosine_similarity nll_loss nll_loss2d kl_div l1_loss smooth_l1_loss huber_loss mse_loss "
     "binary_cross_entropy_with_logits logsumexp softmax.int log_softmax.int cumsum cumprod sum sum.dim_IntList prod"
 )
-"""The operations that autocast computes in float32 on devices other than the host."""
+"""The operations that autocast computes in float32 on devices, but perhaps not on the CPU."""
 
 
 def autocast_as_devices_do() -> Any:
-    """Let autocast on the host widen the operations that it widens on devices, until the returned object is freed."""
+    """Make autocast on the CPU compute those operations in float32 that it computes so on other devices, until the
+    returned object is freed.
+    """
     library: Any = cast("Any", torch.library).Library("aten", "IMPL")
     for name in _WIDE.split():
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        with contextlib.suppress(RuntimeError), warnings.catch_warnings():  # the host widens it already
-            warnings.simplefilter("ignore")  # about replaced kernels, as intended
+        # RuntimeError: autocast on the CPU does so already
+        with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns about replaced kernels; replacing is intended
             library.impl(name, functools.partial(_widened, operator), "AutocastCPU")
     return library
 
@@ -172,17 +183,18 @@ def _widened(operator: Any, *args: Any, **options: Any) -> Any:
 # ---- which operation of the forward pass a backward one belongs to ---------------------------------------------------
 
 KNOWS_NODES = None not in (torch_private.running_node, torch_private.newest_node)
-"""Whether torch tells which node of the graph runs; if not, operations of the backward pass have no line."""
+"""Whether torch tells which node of the autograd graph is running. If not, a plan cannot find the lines of the backward
+pass's operations."""
 
 
 def running_node() -> int | None:
-    """Return the number of the node that the backward pass runs; ``None`` outside of one."""
+    """Return the number of the autograd node that is running; ``None`` outside of a backward pass."""
     node = torch_private.running_node() if KNOWS_NODES else None
     return None if node is None else number_of_node(node)
 
 
 def newest_node() -> int:
-    """Return the number of the node that was made last."""
+    """Return the number of the autograd node that was created last."""
     return int(torch_private.newest_node()) - 1 if KNOWS_NODES else -1
 
 
@@ -201,7 +213,7 @@ _SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 
 
 def collective_name(func: Any) -> str | None:
-    """Return the name of the collective that the operator ``func`` is; ``None``: it is none."""
+    """Return the name of the collective that ``func`` calls; ``None`` if ``func`` is no collective."""
     return _NAMES.get(operation_name(func)) if func.namespace in _SPACES else None
 
 
@@ -211,5 +223,5 @@ def ranks_of(func: Any, args: Any) -> list[int]:
 
 
 def largest(tensors: list[Tensor]) -> Tensor | None:
-    """Return the tensor with the most bytes: the output of a gather, the input of a reduce-scatter."""
+    """Return the tensor with the most bytes, which is the output of a gather and the input of a reduce-scatter."""
     return max(tensors, key=lambda each: each.numel() * each.element_size(), default=None)

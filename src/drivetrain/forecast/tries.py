@@ -29,11 +29,11 @@ Fits = Callable[[Measured], bool]
 
 
 class TryError(Exception):
-    """A case could not be measured; the message is the cause."""
+    """A variant of the program could not be measured; the message is the cause."""
 
 
 class Planner:
-    """Measures the cases of one program, whose Trainer and arguments of ``fit`` exist.
+    """Measures variants of one program, after the program has created its Trainer and called ``fit``.
 
     Args:
         job: the planned job.
@@ -80,7 +80,9 @@ class Planner:
     # ---- changes -------------------------------------------------------------------------------------------------
 
     def _tried(self, fits: Fits) -> Iterator[Change]:
-        """Yield each change alone, the cheapest first, and then the cheapest ones together that fit."""
+        """Measure and yield each change alone, the cheapest first. If none makes the program fit, combine more and more
+        changes, and yield each combination until the program fits.
+        """
         done = self._measured_together(list(self.changes()))
         yield from done
         if any(each.found is not None and fits(each.found) for each in done):
@@ -89,7 +91,7 @@ class Planner:
         together: Change | None = None
         for change in sorted(helpful, key=lambda each: each.found.peak.total if each.found else 0):
             if together is not None and {*together.arguments, *together.case} & {*change.arguments, *change.case}:
-                continue  # the same argument with another value
+                continue  # the combination already sets this argument to another value
             together = change if together is None else self._measured_together([together.beside(change)])[0]
             if together is not change:
                 yield together
@@ -97,7 +99,7 @@ class Planner:
                     return
 
     def _measured_together(self, changes: list[Change]) -> list[Change]:
-        """Measure changes, at the same time as many as there are processors."""
+        """Measure changes, as many at a time as there are processors."""
         most, running = os.cpu_count() or 1, list[tuple[Change, Copy]]()
         for change in [*(each for each in changes if not each.failed), None]:
             while running and (change is None or len(running) >= most):
@@ -174,8 +176,9 @@ class Planner:
     def measured(self, change: Change) -> Measured:
         """Return what the program needs with a change.
 
-        Long lists are measured with two and with three blocks, and extrapolated. If that fails, as in a model that
-        counts its blocks, all blocks are measured.
+        A model with long lists of blocks is measured with two and with three blocks in each, and the result is
+        extrapolated. If the shortened model fails, as one may whose code counts its blocks, the model is measured with
+        all blocks.
 
         Raises:
             TryError: the program fails with the change.
@@ -219,8 +222,9 @@ class Copy:
 
     Args:
         function: returns the measurement.
-        alone_with: the only file descriptor that the copy shares with this process, beside a pipe for the result, so
-            that the copy moves no position in a file and holds no connection open; ``None``: it shares all.
+        alone_with: besides a pipe for the result, the only file descriptor that the copy shares with this process. So
+            the copy cannot change the position in a file, or hold a connection open; ``None``: the copy shares all
+            descriptors.
         program: the path of the program, whose line is named if the function fails.
     """
 
@@ -255,7 +259,7 @@ class Copy:
         return found
 
     def is_done(self, timeout_s: float = 0.0) -> bool:
-        """Whether the result is there, or comes within ``timeout_s``."""
+        """Whether the result has arrived, or arrives within ``timeout_s``."""
         return bool(select.select([self._reader], [], [], timeout_s)[0])
 
     def end(self) -> None:
@@ -269,14 +273,15 @@ def _open_files() -> dict[int, tuple[int, int]]:
     """Return the file of each descriptor of this process."""
     found = {}
     for each in map(int, os.listdir("/dev/fd")):
-        with contextlib.suppress(OSError):  # the descriptor of the listing
+        with contextlib.suppress(OSError):  # os.listdir's own descriptor is closed by now
             status = os.fstat(each)
             found[each] = status.st_dev, status.st_ino
     return found
 
 
 def _close_inherited(inherited: dict[int, tuple[int, int]], kept: set[int]) -> None:
-    """Redirect inherited descriptors to the null device; an object that holds one may still close it.
+    """Redirect inherited descriptors to the null device. They are not closed, because an object that owns one may close
+    it later.
 
     Descriptors that a library opens in the copy when it is forked, as libuv does for torch's store, are not redirected.
     """
@@ -297,11 +302,13 @@ def _outcome(function: Callable[[], Measured], program: str) -> Measured | TryEr
 
 
 def cause(error: BaseException, program: str = "") -> str:
-    """Return an exception as one line, with the line of ``program`` that led to it and with a cure, if there are."""
+    """Return an exception as one line of text, with the line of ``program`` that caused it and with a cure, if they are
+    known.
+    """
     text = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
     is_own = program_files(program)
     own = [each for each in traceback.extract_tb(error.__traceback__) if program and is_own(each.filename)]
-    if own and not isinstance(error, UnreadableError):  # whose message names the line
+    if own and not isinstance(error, UnreadableError):  # the message of an UnreadableError already names the line
         text += f" (at {os.path.relpath(own[-1].filename)}:{own[-1].lineno})"
     if any(words in text for words in _NAMES_A_DEVICE):
         text += " A plan has no devices: write self.device where the program names one."
@@ -309,4 +316,4 @@ def cause(error: BaseException, program: str = "") -> str:
 
 
 _NAMES_A_DEVICE = "not linked with support for", "not compiled with", "two different devices"
-"""Parts of torch's messages on a device that is missing, and on tensors on different devices."""
+"""Parts of torch's error messages about a missing device, and about tensors on different devices."""

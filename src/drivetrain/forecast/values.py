@@ -1,4 +1,6 @@
-"""Values that a program reads from tensors: a pass with real values records them for passes on fake tensors."""
+"""Values that a program reads from tensors. A pass with real values records them, and passes on fake tensors use
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,14 @@ from torch import Tensor
 from drivetrain.base.tree import map_leaves
 
 Key = tuple[str, str, str]
-"""A line of the program, the block that runs, and the operation."""
+"""Identifies a read: the line of the program, the block that runs, and the operation."""
 MOST_UNKNOWN = 10_000
-"""How many unknown values a line may read; a loop that waits for a certain value would never end."""
+"""The most unknown values that a line may read. The limit ends a loop that waits for a certain value, and so would not
+end."""
 
 
 class UnreadableError(Exception):
-    """The step needs a value that a fake tensor does not have.
+    """The program needs a value of a fake tensor, and none was recorded.
 
     Args:
         line: the line of the program.
@@ -35,7 +38,7 @@ class Values:
     """Results of operations that depend on the values of tensors, in their order.
 
     Args:
-        known: the recorded results by key; ``None``: the first result that is needed ends the pass.
+        known: the recorded results by key; ``None``: there are none, and the first read ends the pass.
         records: whether this is the pass with real values.
     """
 
@@ -50,11 +53,12 @@ class Values:
         )
 
     def take(self, key: Key) -> tuple[bool, Any]:
-        """Return whether the next result is known, and the result; tensors are new. After the last result, the first
-        follows again.
+        """Return whether the next result is known, and the result, whose tensors are new. After the last result, the
+        first follows again.
 
         Raises:
-            UnreadableError: it is not known, and this ends the pass.
+            UnreadableError: no result is known, and either this ends the pass, or the line has read
+                :data:`MOST_UNKNOWN` unknown values.
         """
         at, self._taken[key] = self._taken[key], self._taken[key] + 1
         if found := self.known.get(key):
@@ -69,7 +73,7 @@ def _new(leaf: Any) -> Any:
 
 
 def read_one_by_one() -> None:
-    """Change torch, in this process, so that ``tensor.tolist()`` reads its values as a fake tensor does."""
+    """Patch torch, in this process: ``tensor.tolist()`` calls ``item()`` for each value, as for a fake tensor."""
 
     def tolist(tensor: Tensor) -> Any:
         return [each.tolist() for each in tensor] if tensor.ndim else tensor.item()

@@ -1,4 +1,6 @@
-"""Run two windows of a program's fit on fake tensors, as one rank of the planned job."""
+"""Run two windows (the batches of two optimizer steps) of a program's fit on fake tensors, as one rank of the planned
+job.
+"""
 
 from __future__ import annotations
 
@@ -48,26 +50,29 @@ from drivetrain.strategies.step import Step
 from drivetrain.trials.child import leave_no_trace
 
 WINDOWS = 2
-"""How many windows are run. The first is not reported: in it, sharding propagation makes tensors of global size, and
-the optimizer creates its state."""
+"""How many windows are run. The first window is not reported, because in it torch's sharding propagation makes tensors
+of global size, and the optimizer creates its state."""
 MOST_BATCHES = 2
-"""Batches of a window that are run; further ones repeat the last."""
+"""The most batches of a window that are run; further batches would need the same as the last."""
 
 
 class _EndedError(BaseException):
-    """The windows are done; not an Exception, so that no handler of the program takes it for a failure."""
+    """Raised to end the fit when the windows are done. It is not an Exception, so that no handler in the program takes
+    it for a failure.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A variant of the program.
+    """A variant of the program that is measured.
 
     Attributes:
         lengths: for each list of repeated blocks, how many of them are left; ``None``: all.
         divides: the micro-batch is divided by this number, and the number of batches of a window is multiplied by it.
-        samples: the samples of a micro-batch, with as many batches as before; ``None``: the program's own number.
+        samples: the samples of a micro-batch, without a change of the number of batches; ``None``: the program's own
+            number.
         recomputes: blocks recompute their activations in the backward pass.
-        foreach: optimizers step all parameters in one call, as on devices other than the host.
+        foreach: optimizers update all parameters in one call, as torch does by default on devices other than the CPU.
     """
 
     lengths: tuple[int, ...] | None = None
@@ -78,7 +83,7 @@ class Case:
 
 
 class OneBatch:
-    """A loader that yields one batch again and again.
+    """A loader that yields the same batch ``length`` times.
 
     Args:
         batch: the batch.
@@ -113,7 +118,7 @@ class Watch(Callback):
         self._own = own
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Begin a batch, and with the first one of a window the window."""
+        """Begin a batch; before the first batch of a window, begin the window."""
         self._own.begins_batch(batch, batch_idx)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -122,7 +127,7 @@ class Watch(Callback):
 
 
 class WatchBackward(Watch):
-    """Also follows the backward pass, for strategies that call its hooks."""
+    """Also follows the backward pass; used with strategies that call the hooks of the backward pass."""
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Follow the phase."""
@@ -140,7 +145,7 @@ class Windows:
 
     Args:
         job: the planned job.
-        case: what is changed.
+        case: the variant of the program.
         mode: the fake mode.
         program: the path of the program.
         values: the values that the program reads from tensors; in a pass that records them, tensors are real.
@@ -153,7 +158,8 @@ class Windows:
         self.job, self.case, self.mode, self.batch = job, case, mode, batch
         self.values, self.ledger = values, Ledger()
         self.recorder = Recorder(self.ledger, Lines(program_files(program)), values)
-        self.recorder.phase = "optimizer"  # tensors made before the first batch belong to no forward pass
+        # so that tensors that are made before the first batch do not count as a forward pass's
+        self.recorder.phase = "optimizer"
         self._optimizers: list[Any] = []
         self._arrivals: list[Any] = []
         self._live: dict[str, int] = {}
@@ -195,7 +201,7 @@ class Windows:
     result: Any = None
 
     def _quiet(self, trainer: Any, model: Any) -> None:
-        """Switch off what writes files or to the terminal, and every limit and validation."""
+        """Switch off what writes to files or to the terminal, limits of the fit, and validation."""
         self._is_compiled = bool(trainer.settings.compile)
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="drivetrain-plan-"))
         leave_no_trace(
@@ -212,7 +218,7 @@ class Windows:
     def _prepare(self, trainer: Any, set_up: Callable[[Any], None]) -> None:
         """Set up the model on fake tensors, and record everything from here on."""
         module = trainer.lightning_module
-        # a pipeline cuts its stages from all blocks
+        # a pipeline needs all blocks, because it divides them into stages
         self.lists = blocks.shorten(module, None if _owns_step(trainer.strategy) else self.case.lengths)
         self.blocks = blocks.paths(module)
         if self.case.recomputes:
@@ -251,7 +257,7 @@ class Windows:
         own = self.recorder
         self.ledger.set_up = self.ledger.set_up or len(self.ledger.events)
         if batch_idx % self._window == 0:
-            gc.collect()  # free the cycles that the previous window has left
+            gc.collect()  # free objects in reference cycles that the previous window has left
             own.mark([local_shard(each) for each in self.module.parameters() if not each.is_meta], PARAMETERS)
             own.mark([local_shard(each) for each in self.module.buffers() if not each.is_meta], BUFFERS)
             self._optimizers = list(self.trainer.strategy.optimizers)
@@ -266,7 +272,7 @@ class Windows:
         own.phase = "forward"
 
     def note(self, hook: str) -> None:
-        """Record the live bytes at a hook, in place of those of an earlier batch."""
+        """Record the live bytes at a hook; they replace those of the previous batch."""
         self._live[hook] = sum(self.recorder.sizes.values())
 
     def ends_batch(self, batch_idx: int) -> None:
@@ -295,11 +301,15 @@ class Windows:
             ARRIVED.append(id(parameter))
 
     def _divide_by_arrival(self) -> None:
-        """Do what DDP does before its second window: divide the gradients into buckets in the order they came."""
+        """Do what DDP does before its second window: divide the gradients into buckets, in the order in which they were
+        computed.
+        """
         for handle in self._arrivals:
             handle.remove()
         strategy = self.trainer.strategy
-        self.recorder.forget(EXCHANGED)  # the loop holds the first wrapper with its buffers; DDP has no second one
+        # The loop still holds the first DDP wrapper with its buffers. In a real run there is only one wrapper, so do
+        # not count them.
+        self.recorder.forget(EXCHANGED)
         wrap_again(strategy, self.module)
         strategy.driver.rebind()
 

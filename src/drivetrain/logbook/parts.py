@@ -76,13 +76,18 @@ class PartBook:
 
 def logging_into(module: nn.Module, book: Any) -> AbstractContextManager[None]:
     """Context in which ``module`` and its submodules log into ``book``, unless they log nothing."""
-    return replaced_in(module, "_book", lambda own: book)
+    return replaced_in(module, "_book", lambda own: None if own is None else book)
+
+
+def without_logging(module: nn.Module) -> AbstractContextManager[None]:
+    """Context in which logging by ``module`` and its submodules is discarded."""
+    return replaced_in(module, "_book", lambda own: _NoBook())
 
 
 @contextmanager
 def replaced_in(module: nn.Module, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """Context in which the attribute ``name`` of each LightningModule in ``module`` is replaced by ``make`` of it."""
-    own = {each: each.__dict__[name] for each in module.modules() if each.__dict__.get(name) is not None}
+    own = {each: each.__dict__[name] for each in module.modules() if name in each.__dict__}
     for each, value in own.items():
         each.__dict__[name] = make(value)
     try:
@@ -90,6 +95,18 @@ def replaced_in(module: nn.Module, name: str, make: Callable[[Any], Any]) -> Ite
     finally:
         for each, value in own.items():
             each.__dict__[name] = value
+
+
+class _NoBook:
+    """Replaces a logbook and its entries: accepts all logged values and keeps none."""
+
+    scope = None
+
+    def open_entry(self, *args: Any) -> _NoBook:
+        return self
+
+    def push(self, *args: Any) -> None:
+        pass
 
 
 def merge(books: Sequence[PartBook], device: torch.device) -> None:

@@ -6,20 +6,18 @@ import contextlib
 import csv
 import io
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from drivetrain.base import files
-from drivetrain.base.packages import fcntl
 from drivetrain.base.rank_zero import rank_zero_only, rank_zero_warn
 from drivetrain.errors import arguments_checked, check_count
 from drivetrain.loggers._folder import FolderLogger
 
 Row = dict[str, Any]
 
-_LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.01  # a write takes about a millisecond
+_LOCK_PATIENCE_S = 0.5  # a write takes about a millisecond
 
 
 class CSVLogger(FolderLogger):
@@ -344,25 +342,12 @@ class CSVExperiment:
 
 @contextlib.contextmanager
 def _writing_alone(folder: str) -> Iterator[None]:
-    """Context with a lock on the folder for loggers in several processes, if the file system supports it.
-
-    The lock ends with the process, so a killed run leaves no lock.
-    """
+    """Context with a lock on the folder for loggers in several processes, if the file system supports it."""
+    unlock = files.locked(folder, _LOCK_PATIENCE_S)
     try:
-        flock, handle = fcntl.flock, os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):  # Windows
-        yield
-        return
-    try:
-        for _ in range(_LOCK_TRIES):
-            with contextlib.suppress(OSError):
-                flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            # a stopped process must not block this one: after a while, this process continues without the lock
-            time.sleep(_LOCK_PAUSE_S)
         yield
     finally:
-        os.close(handle)
+        unlock()
 
 
 def _identity(path: str) -> tuple[int, ...] | None:

@@ -53,22 +53,8 @@ _CLIPPING_OF_PRECISIONS = ("clip_gradients", "clip_grad_by_norm", "clip_grad_by_
 _CLIPPING_OF_STRATEGIES = {
     "clip_gradients": StepVerbs, "clip_gradients_norm": familiar.Familiar, "clip_gradients_value": familiar.Familiar,
 }  # fmt: skip
-_CLASSES = (
-    "SGD",
-    "Adam",
-    "AdamW",
-    "Adagrad",
-    "Adadelta",
-    "RMSprop",
-    "Adamax",
-    "NAdam",
-    "RAdam",
-    "ASGD",
-    "Rprop",
-    "Adafactor",
-    "Muon",
-)
-_KINDS = frozenset(getattr(torch.optim, name) for name in _CLASSES if hasattr(torch.optim, name))
+_CLASSES = (each for each in vars(torch.optim).values() if isinstance(each, type) and issubclass(each, Optimizer))
+_KINDS = {*_CLASSES} - {Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam}  # without closures and sparse gradients
 _EQUAL: dict[type[Optimizer], bool] = {}  # class -> whether both ways train a toy model to equal numbers
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from drivetrain.data.batched import start_pass
-from drivetrain.data.combined import BatchList, CombinedLoader, without_restart
+from drivetrain.data.combined import BatchList, start_batches
 from drivetrain.data.feed import fetches_ahead
+from drivetrain.data.kept import parts_of
 from drivetrain.loops.evaluate import validates_in
 from drivetrain.loops.loaders import EvalLoader
 from drivetrain.loops.run import ENDLESS, Run
@@ -34,7 +34,7 @@ def start_again(run: Run) -> None:
     loader, num_batches = run.loaders.training(), run.loaders.count_own_training()
     run.loaders.tried.discard("fit")
     _try_out(run, "fit", [loader])
-    for part in loader.flattened if isinstance(loader, CombinedLoader) else [loader]:
+    for part in parts_of(loader):
         _started(part, num_batches == ENDLESS)
 
 
@@ -49,9 +49,7 @@ def start_evaluation(run: Run, group: str, loaders: list[EvalLoader]) -> None:
 
 def _started(loader: Any, takes_first: bool) -> Iterator[Any]:
     """Return an iterator over ``loader``'s batches; ``takes_first``: fetch the first batch now."""
-    source = without_restart(start_pass(loader))
-    if isinstance(loader, CombinedLoader):
-        source = (item[0] for item in source)
+    source = start_batches(loader)
     return chain(list(islice(source, int(takes_first))), source)
 
 
@@ -60,7 +58,6 @@ def _try_out(run: Run, stage: str, loaders: list[Any]) -> None:
     if stage in run.loaders.tried:
         return
     run.loaders.tried.add(stage)
-    for loader in loaders:
-        for part in loader.flattened if isinstance(loader, CombinedLoader) else [loader]:
-            if not isinstance(part, (DataLoader, BatchList)):
-                iter(part)
+    for part in (part for loader in loaders for part in parts_of(loader)):
+        if not isinstance(part, (DataLoader, BatchList)):
+            iter(part)

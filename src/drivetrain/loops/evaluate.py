@@ -17,7 +17,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import move_to_host
 from drivetrain.data.feed import BatchIterator, feed, set_epoch
 from drivetrain.data.indices import RecordedIndices
-from drivetrain.errors import ConfigurationError, SignatureError, described
+from drivetrain.errors import ConfigurationError, SignatureError
 from drivetrain.logbook.logbook import Row
 from drivetrain.loops.loaders import EvalLoader, check_counts, check_orders, no_batches, order_shared
 from drivetrain.loops.pieces import in_forward_context, measured
@@ -355,14 +355,15 @@ def bind_eval_step(
     """Return the stage's step with the arguments that its signature accepts."""
     name = f"{_KINDS[stage].word}_step"
     fn = getattr(run.module, name)
-    if not callable(fn):
-        raise ConfigurationError(
-            f"{type(run.module).__name__}.{name} is {described(fn)}, and the Trainer calls it for each batch. "
-            f"Write def {name}(self, batch, batch_idx)."
-        )
     call = measured(run, name, familiar.bind_step_of(run.engine.strategy, name))
     if takes_iterator(fn):
-        return _with_iterator(run, call, batches, 0 if index is None else index)
+        progress = run.progress
+
+        def advance(is_last: bool) -> int:
+            progress.eval_batch_idx += 1
+            return progress.eval_batch_idx
+
+        return in_forward_context(run, BatchIterator(batches, advance, run.transfer[1], index or 0).bound(call))
     parameters = inspect.signature(fn).parameters
     kinds = [parameter.kind for parameter in parameters.values()]
     by_place = inspect.Parameter.VAR_POSITIONAL in kinds
@@ -387,19 +388,6 @@ def bind_eval_step(
         return call(*(batch, batch_idx)[:arity], *third, **extra)
 
     return in_forward_context(run, step)
-
-
-def _with_iterator(
-    run: Run, fn: Callable[..., Any], batches: Iterator[tuple[Any, bool]], dataloader_idx: int
-) -> Callable[[Any, int], Any]:
-    progress = run.progress
-
-    def advance(is_last: bool) -> int:
-        progress.eval_batch_idx += 1
-        return progress.eval_batch_idx
-
-    iterator = BatchIterator(batches, advance, run.transfer[1], dataloader_idx)
-    return in_forward_context(run, iterator.bound(fn))
 
 
 def validates_in(run: Run, epoch: int) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base import torch_private
@@ -30,7 +31,7 @@ from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.torch_private import version_of
-from drivetrain.base.tree import detach, map_leaves
+from drivetrain.base.tree import cloned, detach
 from drivetrain.errors import ConfigurationError, RunError
 from drivetrain.logbook.parts import logging_into, replaced_in
 from drivetrain.loops.graph_parts import (
@@ -111,7 +112,8 @@ class GraphedSteps:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._recorder: Any = None
-        self._rates: DeviceRates | None = None
+        self._rates: DeviceRates  # set by use()
+        self._optimizer: Optimizer | None = None  # the one that reads its rates from the device
         self._known: dict[Any, _Recorded] = {}
         self._watched: Watched | None = None
         self._changes = 0
@@ -123,18 +125,18 @@ class GraphedSteps:
 
     def use(self, bound: BoundStep) -> str:
         """Prepare to replay ``bound``; return why that is impossible, or ""."""
-        strategy = self._run.engine.strategy
-        assert strategy.accelerator is not None  # the run was set up
+        strategy, accelerator = self._run.engine.strategy, self._run.engine.accelerator
         if self._recorder is None:
             try:
-                self._recorder = strategy.accelerator.graph_recorder(strategy.root_device)
+                self._recorder = accelerator.graph_recorder(strategy.root_device)
             except (RuntimeError, NotImplementedError) as error:
                 return str(error)
             if self._recorder is None:
-                return f"the accelerator {strategy.accelerator.name!r} has no graphs"
-        if self._rates is None or self._rates.optimizer is not strategy.optimizers[0]:
+                return f"the accelerator {accelerator.name!r} has no graphs"
+        if self._optimizer is not strategy.optimizers[0]:
             self.end()
-            self._rates = DeviceRates(strategy.optimizers[0], strategy.root_device)
+            self._optimizer = strategy.optimizers[0]
+            self._rates = DeviceRates(self._optimizer, strategy.root_device)
         self._bound = bound
         self._returns = bool(self._run.hooks.bind("on_train_batch_end"))
         return ""
@@ -143,9 +145,9 @@ class GraphedSteps:
         """Drop all graphs, and restore the optimizer."""
         self._known.clear()
         self._watched = None
-        if self._rates is not None:
+        if self._optimizer is not None:
             self._rates.end()
-            self._rates = None
+            self._optimizer = None
 
     def say(self, what: str, figures: str = "") -> None:
         """Log ``what`` once per fit, with the ``figures`` of the first call."""
@@ -157,7 +159,6 @@ class GraphedSteps:
 
     def step(self, batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         """Run a batch, as :data:`drivetrain.loops.pieces.Step`, with the optimizer's step."""
-        assert self._rates is not None
         self._rates.refresh()
         if self._off:
             return self._run_step(batch, batch_idx)
@@ -171,7 +172,7 @@ class GraphedSteps:
         known = self._known.get(key)
         if known is not None and known.kept:
             return self._replayed(known, tensors)
-        if self._off:
+        if self._off or (known is not None and known.rejected):
             return self._run_step(batch, batch_idx)
         if known is None and len(self._known) >= MOST_GRAPHS:
             self.say(
@@ -181,15 +182,12 @@ class GraphedSteps:
             )
             return self._run_step(batch, batch_idx)
         known = self._known.setdefault(key, known or _Recorded())
-        if known.rejected:
-            return self._run_step(batch, batch_idx)
         known.seen += 1
         if known.seen <= WARM_UPS:
             return self._warm_up(known, batch, batch_idx, tensors)
         return self._trial(known, batch, batch_idx, tensors)
 
     def _watch(self) -> Watched:
-        assert self._rates is not None
         self._watched = Watched(self._run.module, self._rates.optimizer)
         return self._watched
 
@@ -197,7 +195,6 @@ class GraphedSteps:
 
     def _run_step(self, batch: Any, batch_idx: Any) -> Any:
         """Run a step without a graph; detach its output, so that its autograd graph does not outlive the step."""
-        assert self._rates is not None
         output = self._bound.run(batch, batch_idx, 1, True, 1)
         if self._bound.finish_window is not None:
             with self._rates:
@@ -213,7 +210,7 @@ class GraphedSteps:
         run.kept.stepping = False
         run.window.load_state_dict(known.window)
         self._log(known.calls, known)
-        return map_leaves(_copied, known.output) if self._returns else known.output
+        return cloned(known.output) if self._returns else known.output
 
     def _replay(self, known: _Recorded, tensors: Sequence[Tensor]) -> None:
         assert known.replay is not None
@@ -243,7 +240,6 @@ class GraphedSteps:
 
     def _warm_up(self, known: _Recorded, batch: Any, batch_idx: int, tensors: Sequence[Tensor]) -> Any:
         """Run a step without a graph, and check for effects outside the device: a replay would not have them."""
-        assert self._rates is not None
         watched, host = self._watched or self._watch(), self._host_rng()
         versions = list(map(version_of, tensors))
         waits: list[str] = []
@@ -275,7 +271,6 @@ class GraphedSteps:
 
     def _trial(self, known: _Recorded, batch: Any, batch_idx: int, tensors: Sequence[Tensor]) -> Any:
         """Run a step twice from the same state, without the graph and replayed, and compare the results."""
-        assert self._rates is not None
         run, why = self._run, ""
         try:
             if known.replay is None:
@@ -340,20 +335,17 @@ class GraphedSteps:
         self.say(what, f": {figures}")
 
     def _now(self) -> float:
-        strategy = self._run.engine.strategy
-        assert strategy.accelerator is not None
-        strategy.accelerator.synchronize(self._device)
+        self._run.engine.accelerator.synchronize(self._device)
         return _clock()
 
     def _record(self, known: _Recorded, batch: Any) -> None:
-        assert self._rates is not None
         run, module, reads = self._run, self._run.module, list[str]()
-        static = map_leaves(_copied, batch)
+        static = cloned(batch)
         known.inputs = signature(static, self._device)[1]
         counted, window, gradients = run.progress.global_step, run.window.state_dict(), self._gradients()
         watched = self._watched or self._watch()
         try:
-            hidden = replaced_in(module, "_trainer", lambda trainer: TrainerWhileRecording(trainer, reads))
+            hidden = replaced_in(module, "_trainer", lambda own: own and TrainerWhileRecording(own, reads))
             with logging_into(module, logs := RecordedLogs()), hidden:
                 index = index_while_recording(reads)
                 known.output, replay = self._recorder.record(lambda: self._run_step(static, index))
@@ -401,7 +393,3 @@ class GraphedSteps:
         if self._run.settings.cuda_graphs is True:
             raise RunError(no_graphs(why))
         self.say(f"steps run without graphs: {why}")
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf

@@ -16,17 +16,10 @@ from drivetrain.base.tree import leaves, map_leaves
 from drivetrain.data import sample_seeds, samplers
 from drivetrain.data.batched import log_fetching
 from drivetrain.data.combined import BatchList, CombinedLoader, arranged, check_iterable
-from drivetrain.data.feed import (
-    count_batches,
-    count_of,
-    fetches_ahead,
-    make_room_for_sockets,
-    seed_workers,
-    sized_length,
-)
+from drivetrain.data.feed import count_batches, count_of, fetches_ahead, make_room_for_sockets, seed_workers
 from drivetrain.data.kept import loader_states, set_loader_states
-from drivetrain.data.loader_passes import Passes
-from drivetrain.data.passes import CombinedPasses, passes_over
+from drivetrain.data.loader_passes import Passes, sized_length
+from drivetrain.data.passes import passes_over
 from drivetrain.data.resample import with_every_sample, without_shuffle
 from drivetrain.errors import ConfigurationError
 from drivetrain.module.hooks import DataHooks
@@ -204,7 +197,7 @@ class Loaders:
     settings: Settings
     found: Callable[[Any], None] | None = None
     made_training: Any = field(default=None, init=False)
-    made_passes: Passes | CombinedPasses | None = field(default=None, init=False)
+    made_passes: Passes | None = field(default=None, init=False)
     made_evaluation: dict[str, list[EvalLoader]] = field(default_factory=dict, init=False)
     made_in: dict[str, int] = field(default_factory=dict, init=False)
     makes_training: bool = field(default=False, init=False)
@@ -282,7 +275,7 @@ class Loaders:
             self.made_training = made
         return self.made_training
 
-    def passes(self) -> Passes | CombinedPasses:
+    def passes(self) -> Passes:
         """The passes over the training loader."""
         if self.made_passes is None:
             if self.settings.sample_seeds and self._sample_seeds is None:

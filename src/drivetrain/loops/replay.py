@@ -22,12 +22,12 @@ from drivetrain.base.seed import isolate_rng, rng_state, set_rng_state
 from drivetrain.base.torch_private import own_buffers
 from drivetrain.base.tree import map_leaves
 from drivetrain.data.kept import generators_among, objects_kept, restorer
+from drivetrain.logbook.parts import without_logging
 from drivetrain.loops import pieces
 from drivetrain.loops.graph_parts import same_bits
 from drivetrain.loops.metrics import copied_states, set_states
 from drivetrain.loops.run import Run
 from drivetrain.loops.step import BoundStep, make_forward_backward
-from drivetrain.module.export import without_logging
 from drivetrain.module.losses import loss_of
 from drivetrain.strategies.peers import some
 from drivetrain.strategies.sharded_state import local_shard

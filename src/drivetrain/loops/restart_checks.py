@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from drivetrain.base.restoring import COUNT, Form, WrongForm, check_rng_state, count, entry, expect, restoring
 from drivetrain.data.kept import LOADER_STATES
 from drivetrain.data.loader_passes import POSITION, Passes
-from drivetrain.data.passes import CombinedPasses
 from drivetrain.errors import CheckpointError, shown
 from drivetrain.logbook.entry import LOGGED_STATE
 from drivetrain.loops.metrics import METRIC_STATE, metrics_in
@@ -151,7 +150,7 @@ def _at(places: Any) -> str:
     return "" if not places else f" at {', '.join(str(tuple(each)) for each in places)}"
 
 
-def check_position(position: Any, passes: Passes | CombinedPasses) -> None:
+def check_position(position: Any, passes: Passes) -> None:
     """Check that ``position`` is a position in a pass over these loaders.
 
     Raises:

@@ -7,7 +7,7 @@ random state comes last, right before the next draw.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -194,34 +194,30 @@ def _check_order(run: Run, state: State) -> None:
     """
     loader = run.loaders.training()
     then, now = state.get("order"), order_of(loader)
-    if not then or not now:
-        return
-    kind, sampler = type(loader).__name__, now["sampler"]
-    differences = []  # pairs: the difference, and the loader that would fit
+    found = next(_differences(then, now, type(loader).__name__), None) if then and now else None
+    if found is not None:
+        raise CheckpointError(
+            f"The checkpoint was saved in the middle of an epoch {found[0]}: samples would be skipped or repeated. "
+            f"Pass a loader {found[1]}, or resume from a checkpoint that was saved at the end of an epoch."
+        )
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any], kind: str) -> Iterator[tuple[str, str]]:
+    """Yield each difference between two orders of samples, and which loader would have the first one."""
+    sampler = now["sampler"]
     if then["sampler"] != sampler:
         what = f"whose samples a {then['sampler']} had ordered, and this {kind} has a {sampler}"
-        differences.append((what, "with the same shuffle and sampler"))
+        yield what, "with the same shuffle and sampler"
     if then.get("own_batches", now["own_batches"]) != now["own_batches"]:
-        differences.append(
-            ("whose position is in batches on one side and in samples on the other", "with the same batches")
-        )
+        yield "whose position is in batches on one side and in samples on the other", "with the same batches"
     for name, value in now["options"].items():
-        before = then["options"].get(name, value)
-        if before != value:
-            what = f"whose {sampler} had {name}={before}, and now it has {name}={value}"
-            differences.append((what, "with the same sampler"))
+        if (before := then["options"].get(name, value)) != value:
+            yield f"whose {sampler} had {name}={before}, and now it has {name}={value}", "with the same sampler"
     for key in ("samples", "dataset"):
         before, after = then[key], now[key]
         grows = sampler == "SequentialSampler" and None not in (before, after) and before <= after
         if before != after and not grows and None not in (before, after):
-            what = f"over {before} samples, and this {kind} draws from {after}"
-            differences.append((what, "over the same data"))
-    if differences:
-        what, same = differences[0]
-        raise CheckpointError(
-            f"The checkpoint was saved in the middle of an epoch {what}: samples would be skipped or repeated. Pass a "
-            f"loader {same}, or resume from a checkpoint that was saved at the end of an epoch."
-        )
+            yield f"over {before} samples, and this {kind} draws from {after}", "over the same data"
 
 
 def _count_in_batches_of_this_loader(run: Run, state: State) -> None:

@@ -59,48 +59,59 @@ class Limits:
     @classmethod
     def of(cls, settings: Settings) -> Limits:
         """Return the limits for ``settings``."""
-        fast = int(settings.fast_dev_run)
-        max_epochs = settings.max_epochs
-        if max_epochs is None:
-            endless = settings.max_steps != -1 or settings.max_time is not None or settings.has_own_end
-            max_epochs = -1 if endless else 1000
-        min_epochs = settings.min_epochs
-        if min_epochs is None:
-            min_epochs = 1 if settings.min_steps else 0
+        fast, overfit = int(settings.fast_dev_run), settings.overfit_batches
         interval, seconds = val_interval_of(None if fast else settings.val_check_interval)
-        every = settings.log_every_n_steps
-        sanity = 2 if settings.num_sanity_val_steps is None else settings.num_sanity_val_steps
-        overfit = settings.overfit_batches
-
-        def batches(given: int | float | None, overfits: bool = True) -> int | float:
-            if fast:
-                return fast
-            if overfits and overfit:
-                return overfit  # overfit_batches applies to all stages
-            return 1.0 if given is None else given
-
-        return cls(
-            max_epochs=1 if fast else ENDLESS if max_epochs == -1 else max_epochs,
-            min_epochs=0 if fast else min_epochs,
-            max_steps=fast if fast else ENDLESS if settings.max_steps == -1 else settings.max_steps,
-            min_steps=0 if fast else settings.min_steps or 0,
-            train_batches=batches(settings.limit_train_batches),
-            val_batches=batches(settings.limit_val_batches),
-            test_batches=batches(settings.limit_test_batches, overfits=False),
-            predict_batches=batches(settings.limit_predict_batches, overfits=False),
-            sanity_batches=0 if fast or settings.barebones else ENDLESS if sanity == -1 else sanity,
-            val_check_interval=interval,
-            val_check_seconds=seconds,
-            check_val_every_n_epoch=1 if fast else settings.check_val_every_n_epoch,
-            accumulate=settings.accumulate_grad_batches,
-            log_every_n_steps=1 if fast else 0 if settings.barebones else 50 if every is None else every,
-            inference_mode=settings.inference_mode,
-            reload_every=settings.reload_dataloaders_every_n_epochs,
-        )
+        given = {field: kept(getattr(settings, name)) for name, (field, kept) in ARGUMENTS.items()}
+        found = cls(**given, val_check_interval=interval, val_check_seconds=seconds)
+        has_end = settings.max_steps != -1 or settings.max_time is not None or settings.has_own_end
+        if settings.max_epochs is None and not has_end:
+            found.max_epochs = 1000
+        if settings.min_epochs is None and settings.min_steps:
+            found.min_epochs = 1
+        if overfit:
+            found.train_batches = found.val_batches = overfit
+        if settings.barebones:
+            found.sanity_batches = found.log_every_n_steps = 0
+        if fast:
+            found.max_epochs, found.min_epochs, found.max_steps, found.min_steps = 1, 0, fast, 0
+            found.train_batches = found.val_batches = found.test_batches = found.predict_batches = fast
+            found.sanity_batches, found.check_val_every_n_epoch, found.log_every_n_steps = 0, 1, 1
+        return found
 
     def batches(self, stage: str) -> int | float:
         """Return the number of batches for "fit", "validate", "test" or "predict"."""
         return getattr(self, f"{LOADER_WORDS[stage]}_batches")
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _or(default: Any) -> Callable[[Any], Any]:
+    return lambda value: default if value is None else value
+
+
+def _endless(value: int | None) -> float:
+    return ENDLESS if value is None or value == -1 else value
+
+
+ARGUMENTS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "max_epochs": ("max_epochs", _endless),
+    "min_epochs": ("min_epochs", _or(0)),
+    "max_steps": ("max_steps", _endless),
+    "min_steps": ("min_steps", _or(0)),
+    "limit_train_batches": ("train_batches", _or(1.0)),
+    "limit_val_batches": ("val_batches", _or(1.0)),
+    "limit_test_batches": ("test_batches", _or(1.0)),
+    "limit_predict_batches": ("predict_batches", _or(1.0)),
+    "num_sanity_val_steps": ("sanity_batches", lambda value: 2 if value is None else _endless(value)),
+    "check_val_every_n_epoch": ("check_val_every_n_epoch", _same),
+    "accumulate_grad_batches": ("accumulate", _same),
+    "log_every_n_steps": ("log_every_n_steps", _or(50)),
+    "inference_mode": ("inference_mode", _same),
+    "reload_dataloaders_every_n_epochs": ("reload_every", _same),
+}
+"""By the Trainer's argument, the field of :class:`Limits` that keeps it, and how its value is converted."""
 
 
 @dataclass

@@ -35,7 +35,7 @@ from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import Run
 from drivetrain.loops.window import rescale
 from drivetrain.module.losses import cannot_be_differentiated, check_manual_output, loss_of
-from drivetrain.module.optimizers import LightningOptimizer, parameters_of
+from drivetrain.module.optimizers import LightningOptimizer, loses_gradients, parameters_of
 from drivetrain.strategies.step import Step as StepVerbs
 from drivetrain.strategies.step import steps_itself
 
@@ -132,11 +132,7 @@ def _keeping_window(run: Run, clear: Callable[..., None]) -> Callable[..., None]
 
     def zero_grad(*args: Any, **kwargs: Any) -> None:
         if run.window.batches_done > 0:
-            raise ConfigurationError(
-                "self.optimizers().zero_grad() was called between the batches of one optimizer step "
-                f"(accumulate_grad_batches={run.limits.accumulate}), and would lose the gradients of the earlier ones. "
-                "Leave the call out: the Trainer clears gradients itself."
-            )
+            raise loses_gradients("self.optimizers().zero_grad()", run.limits.accumulate)
         clear(*args, **kwargs)
 
     return zero_grad

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from drivetrain.base.tree import map_leaves
+from drivetrain.base.tree import cloned
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.loaders import rank_batches
 from drivetrain.loops.metrics import metrics_in, set_state, state_of
@@ -77,7 +77,7 @@ class UnevenInputs:
         if self.factor == 0:
             self._run.book.mute(True)
             self._run.engine.strategy.repeat_batch(True)
-            self._metrics = [(metric, map_leaves(_copied, state_of(metric))) for metric in self._all_metrics()]
+            self._metrics = [(metric, cloned(state_of(metric))) for metric in self._all_metrics()]
 
     def states_before(self) -> dict[int, dict[str, Any]]:
         """Return, during a repeated batch, the states of the metric objects without it, by the identity of the object;
@@ -106,10 +106,6 @@ class UnevenInputs:
         for logged in self._run.book.metrics():
             found |= {id(metric): metric for metric in metrics_in(logged).values()} if id(logged) not in found else {}
         return list(found.values())
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if hasattr(leaf, "clone") else leaf
 
 
 class PaddedBatches:

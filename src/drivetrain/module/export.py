@@ -16,14 +16,18 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from drivetrain.base import files
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import lightning_deprecation
 from drivetrain.base.seed import isolate_rng
 from drivetrain.base.torch_private import MODULES, own_modules
-from drivetrain.base.tree import map_leaves, move
+from drivetrain.base.tree import cloned, move
 from drivetrain.errors import ConfigurationError, MissingPackageError
+
+with on_first_use:
+    from drivetrain.logbook import parts as logbooks
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of ``forward``."""
@@ -221,7 +225,7 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
     """
     parts = list(module.modules())
     modes = [part.training for part in parts]
-    with nullcontext() if draws else isolate_rng(), torch.no_grad(), without_logging(module):
+    with nullcontext() if draws else isolate_rng(), torch.no_grad(), logbooks.without_logging(module):
         try:
             for part in parts:
                 # not eval(), because a user's train() may have other effects, which could not be undone
@@ -230,19 +234,6 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
         finally:
             for part, mode in zip(parts, modes, strict=True):
                 part.training = mode
-
-
-@contextmanager
-def without_logging(module: nn.Module) -> Iterator[None]:
-    """Context in which logging by ``module`` and its submodules is discarded."""
-    books = {part: part.__dict__["_book"] for part in module.modules() if "_book" in part.__dict__}
-    for part in books:
-        part.__dict__["_book"] = _NoBook()
-    try:
-        yield
-    finally:
-        for part, book in books.items():
-            part.__dict__["_book"] = book
 
 
 @contextmanager
@@ -269,20 +260,8 @@ def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> 
             sample = move(sample, first.device)
         if trainer is not None and (convert := trainer.engine.input_conversion()) is not None:
             sample = convert(sample)
-        sample = map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, sample)
+        sample = cloned(sample)
         yield None if sample is None else _arguments(sample)
-
-
-class _NoBook:
-    """Replaces a logbook and its entries: accepts all logged values and keeps none."""
-
-    scope = None
-
-    def open_entry(self, *args: Any) -> _NoBook:
-        return self
-
-    def push(self, *args: Any) -> None:
-        pass
 
 
 # ---- the module for exporters ----------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ overrides is an empty tuple, so it costs an empty ``for`` in a step.
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Protocol, cast
 
@@ -220,6 +220,7 @@ class HookParty(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
 
+@dataclass(eq=False, repr=False)
 class HookTable:
     """The hooks of one run, each bound to the callbacks, module and strategy that override it.
 
@@ -250,30 +251,22 @@ class HookTable:
         book: the logbook; the running hook determines the defaults of ``self.log``.
     """
 
-    def __init__(
-        self,
-        trainer: Any,
-        module: Any,
-        callbacks: Sequence[HookParty],
-        strategy: Strategy,
-        bases: tuple[type, type, type],
-        book: Logbook,
-    ) -> None:
-        self._trainer = trainer
-        self._module = module
-        self.callbacks = callbacks
-        self._strategy = strategy
-        self._module_base, self._callback_base, self._saver_base = bases
-        self._book = book
-        self.completes: frozenset[str] = frozenset()
-        self.spans: Any = None
-        self.observers: list[Any] = []
+    _trainer: Any
+    _module: Any
+    callbacks: Sequence[HookParty]
+    _strategy: Strategy
+    _bases: tuple[type, type, type]
+    _book: Logbook
+    completes: frozenset[str] = frozenset()
+    spans: Any = None
+    observers: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._module_base, self._callback_base, self._saver_base = self._bases
 
     def without_callbacks(self) -> HookTable:
         """Return a table of the same module without callbacks, profiler and observers."""
-        table = copy.copy(self)
-        table.callbacks, table.spans, table.observers = (), None, []
-        return table
+        return replace(self, callbacks=(), spans=None, observers=[])
 
     def scope(self, hook: str, dataloader_idx: int | None = None) -> Scope:
         """Return the logging scope of ``hook``."""

@@ -208,25 +208,17 @@ def _init_arguments(obj: Any, frame: types.FrameType | None) -> dict[str, Any] |
     running.
     """
     found: dict[str, Any] | None = None
-    for code, values in _init_frames(obj, frame):
-        names, _, keywords = inspect.getargs(code)
-        found = found or {}
-        for name in names[1:]:
-            if name in values:  # the argument was not deleted meanwhile
-                found[name] = vars(obj)[name] if values[name] is _FACTORY_DEFAULT else values[name]
-        found.update(values.get(keywords, {}) if keywords else {})
-    return found
-
-
-def _init_frames(obj: Any, frame: types.FrameType | None) -> Iterator[tuple[types.CodeType, dict[str, Any]]]:
-    """Yield the frame of every running ``__init__`` of ``obj``, from ``frame`` outwards, skipping decorators and
-    helpers.
-    """
     while frame is not None:
         code = frame.f_code
         if code.co_name == "__init__" and code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is obj:
-            yield code, frame.f_locals
+            names, _, keywords = inspect.getargs(code)
+            values, found = frame.f_locals, found or {}
+            for name in names[1:]:
+                if name in values:  # the argument was not deleted meanwhile
+                    found[name] = vars(obj)[name] if values[name] is _FACTORY_DEFAULT else values[name]
+            found.update(values.get(keywords, {}) if keywords else {})
         frame = frame.f_back
+    return found
 
 
 def _chosen(cls: str, arguments: dict[str, Any] | None, names: tuple[str, ...]) -> dict[str, Any]:

@@ -355,8 +355,7 @@ def _restore_module(
         rank_zero_warn(
             f"{source}: the module {type(module).__name__} has no parameter of any name in it (the first is "
             f"{next(iter(weights))!r}), so its weights are still those of __init__. Load it with the class that it was "
-            "saved from, or rename the entries in on_load_checkpoint.",
-            stacklevel=4,
+            "saved from, or rename the entries in on_load_checkpoint."
         )
 
 
@@ -395,8 +394,7 @@ def _arguments(cls: type, saved: Any, name: str | None, given: dict[str, Any]) -
             if key not in arguments:
                 rank_zero_warn(
                     f"{cls.__name__}.load_from_checkpoint got {key}=..., which {cls.__name__}.__init__ does not take, "
-                    f"so it is left out. {did_you_mean(key, parameters)}",
-                    stacklevel=5,
+                    f"so it is left out. {did_you_mean(key, parameters)}"
                 )
     for key, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and key not in arguments:
@@ -412,8 +410,7 @@ def _arguments(cls: type, saved: Any, name: str | None, given: dict[str, Any]) -
         rank_zero_warn(
             f"{cls.__name__} is built without these hyperparameters, of which the checkpoint has only descriptions: "
             f"{', '.join(f'{key} {described[key]!r}' for key in lost)}. Import the module that defines a class or a "
-            f"function before, or pass them: {cls.__name__}.load_from_checkpoint(path, {lost[0]}=...).",
-            stacklevel=5,
+            f"function before, or pass them: {cls.__name__}.load_from_checkpoint(path, {lost[0]}=...)."
         )
     return arguments
 

@@ -31,7 +31,7 @@ from drivetrain.logbook.logbook import Logbook
 from drivetrain.module.export import ExportMixin
 from drivetrain.module.hparams import HyperparametersMixin
 from drivetrain.module.loading import LoadableMixin
-from drivetrain.module.optimizers import parameters_of
+from drivetrain.module.optimizers import loses_gradients, parameters_of
 from drivetrain.module.trainable import TrainableModule
 
 if TYPE_CHECKING:
@@ -383,11 +383,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         """
         run = None if self._trainer is None else self._trainer.current_run
         if run is not None and run.window.batches_done > 0 and run.progress.phase.name == "FORWARD":
-            raise ConfigurationError(
-                "self.zero_grad() was called between the batches of one optimizer step "
-                f"(accumulate_grad_batches={run.limits.accumulate}), and would lose the gradients of the earlier ones. "
-                "Leave the call out: the Trainer clears gradients itself."
-            )
+            raise loses_gradients("self.zero_grad()", run.limits.accumulate)
         super().zero_grad(set_to_none)
 
     def toggle_optimizer(self, optimizer: Any) -> None:

@@ -60,6 +60,14 @@ def parameters_of(optimizer: Any) -> list[nn.Parameter]:
     return [parameter for group in unwrapped(optimizer).param_groups for parameter in group["params"]]
 
 
+def loses_gradients(call: str, accumulate: int) -> ConfigurationError:
+    """Return the error for a ``call`` that clears gradients between the batches of one optimizer step."""
+    return ConfigurationError(
+        f"{call} was called between the batches of one optimizer step (accumulate_grad_batches={accumulate}), and "
+        "would lose the gradients of the earlier ones. Leave the call out: the Trainer clears gradients itself."
+    )
+
+
 @dataclass
 class LRSchedulerConfig:
     """When and how one scheduler steps.

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
     program = Program(command, given.resume_args, given.ranks, links=given.link)
     verdict = Verdict(2)
     try:
-        with signals_as_interrupts():  # SIGTERM and SIGHUP end the program and remove the folder, too
+        with signals_as_interrupts():  # so that SIGTERM and SIGHUP also end the program and remove the folder
             verdict = prove(program, folder, given.kills, given.seed, given.timeout, say, given.why)
     except KeyboardInterrupt:
         say(f"{prog}: interrupted, the program was ended")
@@ -82,7 +82,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Join --resume-args and its value by "=": argparse would read a value such as ``--resume`` as an option."""
+    """Join --resume-args and its value by "=", because argparse would read a value such as ``--resume`` as an
+    option.
+    """
     found = list(words)
     if "--resume-args" in found[:-1]:
         place = found.index("--resume-args")

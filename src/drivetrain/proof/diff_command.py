@@ -37,14 +37,15 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain diff") -> int:
-    """Compare two folders that ``drivetrain prove-resume --folder`` has written, or the ranks in one.
+    """Compare two folders that ``drivetrain prove-resume --folder`` has written, or the ranks of the run in one such
+    folder.
 
     Args:
         arguments: the words after the command's name; ``None``: ``sys.argv[1:]``.
         prog: the command's name in messages.
 
     Returns:
-        0: every step is equal. 1: one differs. 2: there are no records that can be compared.
+        0: every step is equal. 1: a step differs. 2: there are no records that can be compared.
     """
     made = parser(prog)
     given = made.parse_args(arguments)
@@ -80,7 +81,9 @@ def _lines(found: Judgement, equal: str, head: str, operation: str) -> Iterator[
 
 
 def _of_runs(folders: Sequence[Path]) -> tuple[Judgement, str, str]:
-    """Compare two runs; return the first difference, and the words to print for equal and for different runs."""
+    """Compare two runs. Return the first difference, the text to print if the runs are equal, and the text if they
+    differ.
+    """
     one, other = map(_ranks_in, folders)
     if not (common := [rank for rank in one if rank in other]):
         each = (f"{folder} has rank {_listed(ranks)}" for folder, ranks in zip(folders, (one, other), strict=True))
@@ -99,7 +102,7 @@ def _of_runs(folders: Sequence[Path]) -> tuple[Judgement, str, str]:
 
 
 def _of_ranks(folder: Path, wanted: Sequence[int] | None) -> tuple[Judgement, str, str]:
-    """Compare each rank of one run with the first; return the same as :func:`_of_runs`."""
+    """Compare each rank of one run with the first rank. The result has the form of :func:`_of_runs`'s result."""
     ranks = _ranks_in(folder)
     wanted = wanted or ranks
     if len({*wanted} & {*ranks}) < max(len(wanted), 2):
@@ -131,10 +134,10 @@ def _start(folder: Path, rank: int) -> Start:
 
 
 def _program(folder: Path) -> dict[str, Any]:
-    """Return the program that a folder's run was made with, as it was recorded."""
+    """Return the recorded description of the program whose run is in ``folder``."""
     try:
         found: dict[str, Any] = json.loads((folder / "program.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:  # it is written when the run has ended
+    except FileNotFoundError:  # the file is written only when the run has ended
         raise CannotTryError(f"the run in {folder} was interrupted. Record it again") from None
     return found
 
@@ -144,7 +147,9 @@ def _listed(ranks: Iterable[int]) -> str:
 
 
 def _operation(folders: Sequence[Path], found: Judgement, limit_s: float) -> str:
-    """Start both runs again, or one run twice for two ranks, and name the first operation that differs."""
+    """Run both programs again, or one program twice to compare two of its ranks, and name the first operation that
+    differs.
+    """
     step, ranks = found.differences[0].step - 1, (found.rank if found.against is None else found.against, found.rank)
     with tempfile.TemporaryDirectory() as target:
         one, other = (_run(each.absolute(), Path(target, str(n))) for n, each in enumerate([*folders, *folders][:2]))
@@ -155,12 +160,15 @@ def _operation(folders: Sequence[Path], found: Judgement, limit_s: float) -> str
 
 
 def _run(folder: Path, target: Path) -> Run:
-    """Prepare to run the recorded program of ``folder`` again in ``target``, without the files that it wrote."""
+    """Prepare to run the recorded program of ``folder`` again in ``target``, without the files that the program
+    wrote.
+    """
     found = _program(folder)
     files, old, source = set(found.pop("files")), found.pop("source"), folder / "undisturbed" / "work"
     for words in ("command", "resume"):
         found[words] = [word.replace(old + os.sep, f"{source}{os.sep}") for word in found[words]]
-    if not os.access(found.get("python", ""), os.X_OK):  # recorded on another machine: use this Python and its torch
+    # the run was recorded on another machine, so use the Python of this process, and its torch
+    if not os.access(found.get("python", ""), os.X_OK):
         found = {key: value for key, value in found.items() if key not in ("python", "torch")}
     run = Run(Program(**{**found, "source": source, "links": ()}), target)
     for path in files_in(run.work):

@@ -13,20 +13,21 @@ from typing import Any, NamedTuple
 from drivetrain.proof.records import Start, Step, packed, unpacked
 
 _WEIGHTS = {"parameters": 20, "optimizer": 6, "inputs": 3, "losses": 2, "hyperparameters": 1, "Python": 1, "torch": 1}
-"""How much each equal part counts in the search for the step at which a program continued."""
+"""The search for the step at which a program continued adds, for each part of a record that is equal, this weight."""
 _UNTRAINED = 4
-"""How much parameters count if they are equal to those of the first step: a program that restores nothing has these."""
+"""The weight of equal parameters that are those of the first step. It is lower, because a program that restores nothing
+has these parameters, too."""
 _FOLLOWING = 50
-"""How many steps are compared to find where a program continued."""
+"""The most steps that are compared to find where a program continued."""
 OF_TIME = re.compile(r"time|second|speed|_per_|/s\b|throughput|memory|flops|util|\beta\b", re.IGNORECASE)
-"""Names of logged values that measure the machine and not the training."""
+"""Matches names of logged values that measure the machine and not the training."""
 
 LOGGED, WRITTEN = "logged row", "file"
-""":attr:`Difference.part` of a value that a logger got, and of a file that the program wrote."""
+"""The values of :attr:`Difference.part` for a value passed to a logger, and for a file that the program wrote."""
 
 
 class Difference(NamedTuple):
-    """One part of a step that differs.
+    """One part of a recorded step that differs between two runs, or between two ranks.
 
     Attributes:
         step: the optimizer step of the undisturbed run, counted from 1; the number of steps plus 1 means after the last
@@ -48,14 +49,14 @@ class Judgement:
 
     Attributes:
         differences: the parts that differ at the first unequal step, causes before effects.
-        equal: parts that are equal at this step.
+        equal: the parts that are equal at this step.
         started_at: for each start the step of the undisturbed run at which it continued, counted from 1; ``None``:
             the process made no step.
         ended_in: for each start the step in which it ended.
         start: which start contains the difference, from 0.
         rank: the rank that is judged.
-        notes: differences that had no effect on anything that is compared.
-        against: the rank of the same run with which it was compared; ``None``: the same rank of another run.
+        notes: differences without an effect on any other compared part.
+        against: the rank of the same run with which ``rank`` was compared; ``None``: the same rank of another run.
         tensor: between ranks, the first tensor that differs: part and name.
     """
 
@@ -76,7 +77,8 @@ class Judgement:
 
 
 def earliest(found: Sequence[Judgement]) -> Judgement:
-    """Return the judgement with the earliest difference; of differences at the same step, the one with the cause.
+    """Return the judgement with the earliest difference. If several differ first at the same step, return the one whose
+    difference comes first in the order of causes before effects.
 
     If no rank differs, return the judgement of the first rank.
     """
@@ -92,13 +94,13 @@ def earliest(found: Sequence[Judgement]) -> Judgement:
 def position(steps: Sequence[Step], undisturbed: Sequence[Step], latest: int, ends: bool = False) -> int:
     """Return the index in ``undisturbed`` of the step that is equal or most similar to the first of ``steps``.
 
-    Steps in which nothing is learned may be equal. Then a step is preferred at which the program can have continued,
-    and after which the following steps are equal, too.
+    Steps in which the model does not change may be equal to each other. Of these, prefer a step at which the program
+    can have continued and after which the next steps are equal, too.
 
     Args:
         steps: the records of a process.
         undisturbed: the steps of the undisturbed run.
-        latest: the number of the step that would have come next without the kill.
+        latest: the number of the step that would have come next if the process had not been killed.
         ends: whether the process has ended by itself.
     """
     own, others = [_signature(step) for step in steps[:_FOLLOWING]], [_signature(step) for step in undisturbed]
@@ -135,12 +137,12 @@ def judge(
     Args:
         undisturbed: the records of the undisturbed run.
         starts: the records of the run that was killed, in order.
-        rank: the rank that has written all of these records, for messages.
+        rank: the rank that has written all of these records; only for messages.
         ignored: names of logged values that differ between two undisturbed runs.
         resumes: whether a process may have resumed at any step; if False, it began at the first step.
     """
     found = Judgement(rank=rank)
-    silent: dict[str, int] = {}  # random generator -> the step at which it differed first
+    silent: dict[str, int] = {}  # for each random generator that differs, the first step at which it did
     unseeded = _unequal(undisturbed.steps[0]["random"], starts[0].steps[0]["random"]) if starts[0].steps else []
     latest = 0
     for start in starts:
@@ -181,10 +183,11 @@ def judge(
 
 
 def judge_ranks(one: Start, other: Start, against: int, rank: int) -> Judgement:
-    """Compare what two ranks of one run have in common: parameters, optimizer state, buffers and reduced gradients.
+    """Compare what must be equal on two ranks of one run: parameters, optimizer state, buffers and reduced gradients.
 
-    Batch, loss and random state may differ. So may buffers that each rank computes from its own batches, and tensors
-    that exist on one rank only, such as the optimizer state that ``ZeroRedundancyOptimizer`` divides among them.
+    Batch, loss and random state may differ. Buffers that each rank computes from its own batches may also differ, and
+    so may tensors that exist on one rank only, such as the optimizer state that ``ZeroRedundancyOptimizer`` divides
+    among the ranks.
 
     Args:
         one: the records of rank ``against``.
@@ -216,7 +219,7 @@ def judge_ranks(one: Start, other: Start, against: int, rank: int) -> Judgement:
 def _own_buffers(one: Sequence[Step], other: Sequence[Step]) -> set[str]:
     """Return the buffers that each rank computes from its own batches, such as the statistics of batch norm.
 
-    They change at each step on both ranks, and are never equal after a change.
+    A buffer is of this kind if it changes at each step on both ranks, and after each change differs between them.
     """
     values = [
         tuple(dict(zip(step["names"]["model"], unpacked(step["tensors"]["model"]), strict=True)) for step in steps)
@@ -248,14 +251,16 @@ def _shared(step: Step, other: Step, own: set[str]) -> Step:
 
 
 def _pairs(undisturbed: Start, start: Start, first: int) -> Iterator[tuple[Step, Step]]:
-    """Pair the undisturbed run's steps from ``first`` on with those of ``start``; last, the final states of both."""
+    """Yield pairs of a step of the undisturbed run, from ``first`` on, and the same step of ``start``; at the end, the
+    pair of final states.
+    """
     yield from zip(undisturbed.steps[first:], start.steps, strict=False)
     if start.end and undisturbed.end and first + len(start.steps) == len(undisturbed.steps):
         yield undisturbed.end, start.end
 
 
 def _add_random(found: Judgement, silent: dict[str, int]) -> None:
-    """Insert the random states that differ before the differences that they can cause."""
+    """Insert the differing random states into ``differences``, in front of the differences that they can cause."""
     step = found.differences[0].step
     states = [
         Difference(step, "random state", f"of {name}, since step {since}", found.differences[0].rank)
@@ -267,7 +272,7 @@ def _add_random(found: Judgement, silent: dict[str, int]) -> None:
 
 
 def _differences(there: Step, here: Step, undisturbed: Start, is_first: bool) -> Iterator[tuple[str, str]]:
-    """Yield each part that differs and its detail, causes before effects."""
+    """Yield each part that differs, with the detail of the difference; causes come before effects."""
     untrained = here["tensors"]["parameters"] == undisturbed.steps[0]["tensors"]["parameters"]
     for part, since in (("parameters", ", those of step 1" if untrained else ""), ("optimizer", "")):
         yield from ((words, detail + since) for words, detail in _tensors(part, there, here))
@@ -349,7 +354,9 @@ def _and_more(differing: Sequence[str], everything: Sequence[int]) -> str:
 
 
 def _others(there: Step, here: Step) -> Iterator[tuple[str, str]]:
-    """Compare modules that the optimizer does not train, such as averaged weights, by class and size, in any order."""
+    """Compare the modules that the optimizer does not train, such as averaged weights. Modules are matched by class and
+    size, because their order may differ.
+    """
     old, new = _by_class(there["others"]), _by_class(here["others"])
     for kind, size in old.keys() & new.keys():
         lost, added = (a[kind, size] - b[kind, size] for a, b in ((old, new), (new, old)))
@@ -368,16 +375,20 @@ def _by_class(others: list[list[str]]) -> dict[tuple[str, int], Counter[str]]:
 
 
 def _lists_differ(there: Step, here: Step, name: str, is_first: bool) -> bool:
-    """Whether two lists differ; at a process's first step, whether their ends do: the rest is from before a restart."""
+    """Whether two lists of what came since the last step differ. At a process's first step compare only the ends that
+    both have, because a restart may have lengthened or shortened the list.
+    """
     was, now = there["since"][name], here["since"][name]
     if is_first:
         common = min(len(was), len(now))
         was, now = was[len(was) - common :], now[len(now) - common :]
-    return repr(was) != repr(now)  # by repr, because NaN is not equal to itself
+    return repr(was) != repr(now)  # repr, because NaN is not equal to NaN
 
 
 def _whence(names: Sequence[str], there: Step, here: Step, undisturbed: Start) -> str:
-    """Name the step of the undisturbed run that had the last batch that differs, by the first list that contains it."""
+    """Find the last batch of ``here`` that differs from that of ``there``; name the step of the undisturbed run that
+    used this batch.
+    """
     for name in names:
         pairs = zip(reversed(there["since"][name]), reversed(here["since"][name]), strict=False)
         other = next((now for was, now in pairs if was != now), None)
@@ -391,7 +402,9 @@ def _unequal(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _rows(undisturbed: Start, starts: Sequence[Start], rank: int, ignored: set[str]) -> Iterator[Difference]:
-    """Compare logged values by name and step; a value that is logged again after a restart must be equal, too."""
+    """Yield differences of logged values with the same name and step. A value that is logged again after a restart must
+    be equal, too.
+    """
     expected: dict[tuple[str, Any], list[str]] = defaultdict(list)
     steps: dict[tuple[str, str], Any] = {}
     for name, value, step in undisturbed.rows:
@@ -417,7 +430,7 @@ def logged_apart(one: Start, other: Start) -> set[str]:
 def summary(run: Start) -> str:
     """Return a hash of 16 characters over the tensors, hyperparameters, inputs and losses of all steps of a run.
 
-    Random states do not count: a program need not seed generators from which it draws nothing.
+    Random states are left out of the hash, because a program need not seed generators from which it draws nothing.
     """
     kept = [
         [each["tensors"], each["values"], each["since"]["inputs"], each["since"]["losses"]]

@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 See = Callable[[str, Any, Any], None]
-"""Called with a name, its value, and the step under which the program logs it."""
+"""A function that is called with the name of a logged value, the value, and the step under which it is logged."""
 
 _LOGGERS = ("drivetrain.loggers.logger", "lightning.fabric.loggers.logger", "lightning_fabric.loggers.logger")
-"""Modules with a base class ``Logger`` and its method ``log_metrics(metrics, step)``."""
+"""Modules that define a base class ``Logger`` with a method ``log_metrics(metrics, step)``."""
 _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
-"""Modules with a class ``SummaryWriter`` and its method ``add_scalar(tag, value, step)``."""
+"""Modules that define a class ``SummaryWriter`` with a method ``add_scalar(tag, value, step)``."""
 
 
 def listen(see: See) -> None:
-    """Call ``see`` with each value that the program's loggers get from now on; modules imported later are not seen."""
+    """Call ``see`` with each value that the program logs from now on. Loggers of modules that are imported later are
+    missed.
+    """
     for name in _WRITERS:
         if (kind := getattr(sys.modules.get(name), "SummaryWriter", None)) is not None:
             _wrap(kind, "add_scalar", lambda _, tag, value, step=None, *rest, **more: see(tag, value, step))
@@ -45,7 +47,9 @@ def _family(kind: Any) -> Iterator[Any]:
 
 
 def _wrap(kind: Any, name: str, hear: Callable[..., None]) -> None:
-    """Wrap the method that ``kind`` itself defines, once, so that each call also calls ``hear``."""
+    """Wrap the method ``name``, if ``kind`` itself defines it and it is not wrapped yet, so that each call first calls
+    ``hear``.
+    """
     method = vars(kind).get(name)
     if method is None or hasattr(method, "_is_heard"):
         return

@@ -1,4 +1,6 @@
-"""Write the operations of one step of a recorded program to a file, and find the first that differs from another's."""
+"""Write the torch operations of one step of a program to a file, and find the first operation that differs between two
+such files.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,13 @@ from drivetrain.base.torch_private import schema_of
 Storages = dict[int, StorageWeakRef]
 _OWN = os.path.dirname(__file__) + os.sep
 _WRAPPERS = ("recorded_backward", "recorded_next")
-"""Functions of this package between the program and torch."""
+"""Functions of this package through which the program calls torch."""
 
 
 class Operations(operations.Operations):  # type: ignore[no-untyped-call]
-    """Records the operations that the program calls, not those of this package, and the storages that each changed."""
+    """Records the operations that the program calls (not those that this package calls), and for each the storages that
+    it made or changed.
+    """
 
     def __init__(self) -> None:
         super().__init__(_place)
@@ -35,13 +39,14 @@ class Operations(operations.Operations):  # type: ignore[no-untyped-call]
 
     def note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, place: str) -> None:
         """Record an operation with a fingerprint of the tensors that it made or changed."""
-        if "c10d" in str(func):  # other ranks may still be writing
+        if "c10d" in str(func):  # no fingerprint: other ranks may still write to the result of a collective
             self.found.append((str(func), "", place))
             self._made.append(_storages((args, result)))
             return
         changed = _changed(func, args, kwargs)
         seen = list({id(each): each for each in leaves((result, changed))}.values())
-        before = {} if changed else _storages((args, kwargs))  # a result on an unchanged argument's storage is a view
+        # a result that shares an argument's storage is a view, and not new
+        before = {} if changed else _storages((args, kwargs))
         self.found.append((str(func), digest(seen), place))
         self._made.append({key: ref for key, ref in _storages(seen).items() if key not in before})
 
@@ -72,18 +77,20 @@ def _changed(func: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _storages(tree: Any) -> Storages:
-    """Return a weak reference to each tensor's storage; while the reference exists, no other storage gets its key."""
+    """Return a weak reference to each tensor's storage, by the reference's address. While the reference exists, no
+    other storage gets this address.
+    """
     found: Storages = {}
     for each in leaves(tree):
         if isinstance(each, Tensor):
-            with suppress(RuntimeError):  # sparse tensors have none
+            with suppress(RuntimeError):  # sparse tensors have no storage
                 ref = StorageWeakRef(each.untyped_storage())  # type: ignore[no-untyped-call]
                 found[ref.cdata] = ref
     return found
 
 
 class _Recorder(Exception):
-    """This package called the operation."""
+    """Raised when the recorder itself called the operation."""
 
 
 def _place(frame: Any) -> str | None:
@@ -109,11 +116,11 @@ def first_difference(one: Path, other: Path, has_same_start: bool, has_same_torc
     Args:
         one: the file with the operations of the first run.
         other: the file of the second run.
-        has_same_start: whether both records begin with the step before. If False, one process may have done more at
-            its start, such as loading a checkpoint. The records are then compared backwards from their ends, as long as
-            the operations have equal names.
-        has_same_torch: whether both runs had the same version of torch. Versions of torch call different operations in
-            between: operations of only one run are then ignored, unless all common ones have equal results.
+        has_same_start: whether both records begin with the step before. If False, one process may have called more
+            operations at its start, such as those that load a checkpoint. The records are then compared backwards from
+            their ends, as long as the operations have equal names.
+        has_same_torch: whether both runs had the same version of torch. If not, the two versions may call different
+            operations; then operations of only one run are ignored, unless all operations of both have equal results.
     """
     old, new = (json.loads(path.read_text(encoding="utf-8")) for path in (one, other))
     if not has_same_start:
@@ -138,14 +145,14 @@ def first_difference(one: Path, other: Path, has_same_start: bool, has_same_torc
 def first_change(one: Path, other: Path, ranks: tuple[int, int], tensor: str) -> str:
     """Name the first operation after which a tensor differs between two ranks.
 
-    Most results differ, because the batches do. So only the operations that made or changed the tensor are compared,
-    and of these only those after the last equal result.
+    Most results differ between ranks, because the batches differ. So compare only the operations that made or changed
+    the tensor, and of these only the ones after the last equal result.
 
     Args:
         one: the file with the operations of the first rank.
         other: the file of the second rank.
         ranks: both ranks.
-        tensor: its part and name, see :meth:`Operations.name`.
+        tensor: the tensor's part of the state and its name, see :meth:`Operations.name`.
     """
     old, new = (
         [each for each in json.loads(path.read_text(encoding="utf-8")) if tensor in each[3]] for path in (one, other)

@@ -35,9 +35,9 @@ class Written(NamedTuple):
     """What differs between the files of two runs.
 
     Attributes:
-        different: one line of text for each file with a value that the other run has not.
+        different: a line of text for each file of the killed run with a value that the undisturbed run lacks.
         columns: the columns of these values.
-        lacking: one line for each file, or rows of a file, that only the first run has.
+        lacking: a line of text for each file, and for the rows of a file, that only the undisturbed run has.
     """
 
     different: list[str]
@@ -48,7 +48,7 @@ class Written(NamedTuple):
 def compare(one: Path, other: Path, before: Path, ignored: Collection[Column] = ()) -> Written:
     """Compare what two runs of a program have written.
 
-    Neither the order of rows nor repeated rows count: a restarted run may write rows again.
+    The order of rows and repeated rows are ignored, because a restarted run may write rows again.
 
     Args:
         one: the folder of the undisturbed run.
@@ -84,8 +84,8 @@ def compare(one: Path, other: Path, before: Path, ignored: Collection[Column] = 
 def _counterpart(name: str, one: Path, other: Path, before: Path) -> Path:
     """Return the file of the killed run that is compared with ``name``.
 
-    A logger gives each start a new folder ``version_<n>``. A checkpoint is compared with the checkpoint of the last
-    start, if the undisturbed run has made one such folder.
+    A logger gives each start a new folder ``version_<n>``. So if the undisturbed run has made one such folder, its
+    checkpoint is compared with the one in the last folder of the killed run.
     """
     if name.endswith(_TABLES) or not (found := _VERSION.search(name)):
         return other / name
@@ -98,7 +98,7 @@ def _counterpart(name: str, one: Path, other: Path, before: Path) -> Path:
 
 
 def _is_same(path: Path, before: Path) -> bool:
-    """Whether the file was there before the run, and was not written since."""
+    """Whether the file existed before the run, and the run has not written it."""
     if not before.exists():
         return False
     now, then = path.stat(), before.stat()
@@ -110,7 +110,9 @@ def _only(row: Row, columns: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _likeness(row: Cells, other: Cells) -> tuple[int, int]:
-    """Count equal cells, then equal cells that are no step or epoch: a wrong step is likelier than equal values."""
+    """Return the number of equal cells, and the number without steps and epochs. Of two rows with as many equal cells,
+    the one with equal values and another step is the likelier counterpart.
+    """
     equal = set(row) & set(other)
     return len(equal), sum(name not in ("step", "epoch", "iteration") for name, _ in equal)
 
@@ -124,11 +126,11 @@ def _described(row: Cells, nearest: Cells, count: int) -> str:
 
 
 def _rows(path: Path, run: Path) -> list[Row] | None:
-    """Return a file as rows of a table, one row for a checkpoint; ``None`` if it is of no known kind."""
+    """Return a file as rows of a table (a checkpoint as a single row); ``None`` if the file is of no known kind."""
     if path.name == run_file.NAME:
         with suppress(OSError, ValueError):
             run_file.load(path)
-            return None  # it names the killed attempts, so it always differs
+            return None  # run.json lists the killed starts, so it always differs
     try:
         if path.suffix in _TABLES:
             text = path.read_text(encoding="utf-8").replace(str(run), "{run}")
@@ -141,7 +143,7 @@ def _rows(path: Path, run: Path) -> list[Row] | None:
         else:
             return None
     except (DrivetrainError, ValueError, OSError, csv.Error):
-        return None  # not of the kind of its name, or cut short by the kill
+        return None  # the contents do not fit the file's name, or the kill has cut them off
     return [{name: _shown(value) for name, value in row.items() if _counts(name, value)} for row in rows if row]
 
 
@@ -162,7 +164,7 @@ def _counts(name: str | None, value: Any) -> bool:
     if isinstance(value, Tensor):
         return not value.is_meta
     if isinstance(value, list) and any(isinstance(each, str) for each in value):
-        return False  # a command line, which --resume-args change
+        return False  # a list of texts may be a command line, and --resume-args change command lines
     return isinstance(value, (int, float, str, list)) and OF_TIME.search(name) is None
 
 

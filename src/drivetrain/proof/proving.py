@@ -31,7 +31,7 @@ class Verdict:
         code: 0: it resumes exactly; 1: it does not; 2: the proof could not be run.
         message: the verdict in words.
         kills: for each kill the last step before it, and the step at which the program continued, counted from 1;
-            ``None``: it made no step.
+            ``None``: it made no step after the kill.
         steps: the optimizer steps of the undisturbed run.
         hash: 16 characters that depend on every step of that run.
         differences: the parts that differ at the first unequal step, causes before effects.
@@ -63,11 +63,12 @@ def prove(
         seed: the seed of the random steps at which it is killed.
         limit_s: seconds for the undisturbed run.
         say: called with each line of progress.
-        why: also name the first operation with another result.
+        why: also name the first torch operation whose result differs.
     """
     try:
         return _prove(program, folder, kills, seed, limit_s, say, why)
-    except CannotTryError as error:  # the program fails by itself, never steps, never ends, or is not deterministic
+    # the program fails without a kill, makes no step, does not end in time, or is not deterministic
+    except CannotTryError as error:
         return Verdict(2, f"could not be tried: {error}")
 
 
@@ -140,7 +141,9 @@ def _prove(
 def _kill_and_restart(
     killed: Run, reference: Run, moments: Sequence[tuple[int, float]], say: Callable[[str], Any]
 ) -> tuple[int, Judgement]:
-    """Kill and restart the program, until it ends by itself or differs; return its last exit code and the judgement."""
+    """Kill and restart the program, until it ends by itself or a difference is found; return its last exit code and the
+    judgement.
+    """
     latest = 0
     for kill in [*moments, None]:
         code = killed.start(3 * reference.seconds + GRACE_S, kill, reference, latest)
@@ -162,12 +165,12 @@ def _judged(reference: Run, killed: Run, ignored: Iterable[str] = ()) -> Judgeme
 def first_operation(
     one: Run, other: Run, ranks: tuple[int, int], steps: tuple[int, int], limit_s: float, tensor: str = ""
 ) -> str:
-    """Start two runs again, up to a step of each, and name the first operation with another result.
+    """Start two runs again, each up to a step, and name the first operation whose result differs.
 
-    For two ranks of one run, name the first operation after which they differ in ``tensor``.
+    If ``ranks`` are two ranks of one run, name the first operation after which ``tensor`` differs between them.
     """
     for run, rank, step in zip((one, other), ranks, steps, strict=True):
-        with suppress(CannotTryError):  # too slow: the difference itself is known without it
+        with suppress(CannotTryError):  # the run took too long; the difference is known, only its operation is not
             run.start(limit_s, operations=(rank, step))
         if not (run.records / OPERATIONS).exists():
             return "the step could not be repeated, so the operation is not known"
@@ -178,7 +181,7 @@ def first_operation(
 
 
 def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collection[tuple[str, str]] = ()) -> Judgement:
-    """If all steps are equal, add the differences between the files of the two runs."""
+    """Return ``found``; if all steps are equal, with the differences between the files of the two runs."""
     if not found.differences:
         steps = len(reference.starts(found.rank)[0].steps)
         written = outputs.compare(reference.work, killed.work, reference.program.source, ignored)
@@ -189,7 +192,7 @@ def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collecti
 
 
 def _checked(found: Judgement, reference: Run, killed: Run, again: Run) -> Judgement:
-    """Judge again, without the logged values and files that differ between two undisturbed runs.
+    """Return a judgement that ignores the logged values and files that differ even between two undisturbed runs.
 
     Raises:
         CannotTryError: the undisturbed runs differ in more than logged values and files.

@@ -45,7 +45,7 @@ class Recorder:
         start: how often the program was started before in this run.
         parent: the process that has started the program.
         undisturbed: the folder with the records of the undisturbed run; comparing with them gives the current step.
-        latest: the step that would have come next without the last kill.
+        latest: the step that would have come next if the last kill had not happened.
         kill: the step at which to kill, counted from 0 in the undisturbed run, and the seconds to wait there; the kill
             comes before the next step.
         operations: a rank and one of its steps, counted from 0 in this process. All operations of this step are
@@ -63,14 +63,14 @@ class Recorder:
         self._pid, self._main = 0, os.getpid()
         self._count = 0
         self._is_dying = False
-        self._first: int | None = None  # index in the undisturbed run of this process's first step
+        self._first: int | None = None  # the index that this process's first step has in the undisturbed run
         self._depth = 0
         self._since: dict[str, list[Any]] = {"inputs": [], "batches": [], "losses": []}  # since the last step
         self._parameters = weakref.WeakKeyDictionary[Optimizer, int]()  # number of parameters of each optimizer
         self._modules: list[weakref.ref[nn.Module]] = []
         self._scalers: list[weakref.ref[Any]] = []
-        self._before: tuple[Step, Names] | None = None  # the state before a step with a closure
-        self._last: Optimizer | None = None  # holds the parameters until the end, for the last record
+        self._before: tuple[Step, Names] | None = None  # during a step with a closure, the state before the step
+        self._last: Optimizer | None = None  # keeps the parameters alive until the end, for the last record
 
     def install(self) -> None:
         """Add the hooks to torch, for the whole process."""
@@ -106,26 +106,29 @@ class Recorder:
     # ---- a step ------------------------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._pid != os.getpid():  # the first step, or that of a forked process
+        if self._pid != os.getpid():  # this process makes its first step, perhaps after a fork
             self._pid, self._count, self._first = os.getpid(), 0, None
             forked = self._pid if self._pid != self._main else ""
             counts = not (forked and self._undisturbed and path_of(self._undisturbed, 0, rank()).exists())
             self._writer = Writer(path_of(self._folder, self._start, rank(), forked)) if counts else None
-            if multiprocessing.parent_process() is not None:  # multiprocessing does not run atexit's functions
+            # in a process of multiprocessing, atexit's functions do not run
+            if multiprocessing.parent_process() is not None:
                 multiprocessing.util.Finalize(None, self._at_exit, exitpriority=0)
         if self._writer is None:
             return
-        if self._is_dying:  # the kill comes before the next step, so at the latest now
+        if self._is_dying:  # the process must be killed before the next step, and the timer has not done so yet
             kill_job(self._parent)
         parameters = sum(len(group["params"]) for group in optimizer.param_groups)
-        # At steps 0, 1, 2, 4, 8 ... and when the optimizer has new parameters: going through all objects is slow.
+        # Look for modules only at steps 0, 1, 2, 4, 8 ... and when the optimizer has new parameters, because going
+        # through all objects is slow.
         if self._count & (self._count - 1) == 0 or self._parameters.get(optimizer) != parameters:
             self._parameters[optimizer] = parameters
             self._look_around()
             listen(self._hear)
         self._last = optimizer
         if callable(kwargs.get("closure", args[1] if len(args) > 1 else None)):
-            self._before = self._state_of(optimizer)  # the closure computes loss and gradients during the step
+            # written after the step, because the closure computes loss and gradients during the step
+            self._before = self._state_of(optimizer)
         else:
             self._finish(*self._state_of(optimizer))
 
@@ -145,7 +148,7 @@ class Recorder:
         if self._kill is not None and rank() == 0:
             self._die_if_due(step, *self._kill)
         self._count += 1
-        self._watch_operations()  # the optimizer's operations are the first ones
+        self._watch_operations()  # a step's record begins with the operations of the optimizer's step before it
 
     def _write(self, kind: str, step: Step, names: Names) -> None:
         assert self._writer is not None
@@ -155,12 +158,12 @@ class Recorder:
         self._writer.write(kind, step, names)
 
     def _watch_operations(self) -> None:
-        """Record operations from here on, if the next step is the requested one."""
+        """Start to record operations, if the next step is the one in ``operations``."""
         if self._operations == [rank(), self._count]:
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _hear(self, name: str, value: Any, logged_step: Any) -> None:
-        """Write a logged value at once, because the kill may come next."""
+        """Write a logged value immediately, because the process may be killed at any time."""
         if self._writer is not None and self._pid == os.getpid():
             value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
             if isinstance(value, (int, float)):
@@ -176,7 +179,8 @@ class Recorder:
         if self._first is None:
             self._first = position([step], start_of(self._undisturbed, 0, rank()).steps, self._latest)
         if self._first + self._count == at:
-            # From a thread: the kill may come in the step, in the next batch or while a checkpoint is written.
+            # A thread kills, so that the kill can come in the optimizer's step, in the next batch or while a checkpoint
+            # is written.
             self._is_dying = True
             timer = threading.Timer(seconds, kill_job, [self._parent])
             timer.daemon = True
@@ -197,8 +201,8 @@ class Recorder:
         others = [each for each in found if each[1] and places.keys().isdisjoint(map(id, each[1].values()))]
         trained = [each for _, each in found if not places.keys().isdisjoint(map(id, each.values()))]
         trained.sort(key=lambda module: min(places.get(id(each), len(own)) for each in module.values()))
-        # In the order of each module: the optimizer's order may differ between processes, if it got a set of
-        # parameters.
+        # Name parameters in the order of their modules, because the order in the optimizer may differ between processes
+        # if the program passed it a set.
         named: dict[int, tuple[str, Tensor]] = {}
         for number, module in enumerate([*trained, {f"parameter {place}": each for place, each in enumerate(own)}], 1):
             taken = {name for name, _ in named.values()}
@@ -239,10 +243,10 @@ def rank() -> int:
 
 
 def kill_job(parent: int) -> None:
-    """Kill the process that ``parent`` has started for this job, such as torchrun, and all its descendants; this
-    process last.
+    """Kill the process that ``parent`` has started for this job, such as torchrun, and all its descendants. This
+    process kills itself last.
 
-    Other children of ``parent`` continue: ``parent`` may be a test suite.
+    Other children of ``parent`` are not killed, because ``parent`` may be a test suite.
     """
     above = [psutil.Process(), *psutil.Process().parents()]
     place = next((number for number, each in enumerate(above) if each.pid == parent), 1)
@@ -328,7 +332,8 @@ def _wrap_loaders(see: Callable[[Any], None]) -> None:
         see(batch)
         return batch
 
-    # It looks like torch's own method, because drivetrain's Trainer uses other code where torch's iterator is replaced.
+    # The new function pretends to be torch's own method, because drivetrain's Trainer takes another path if it sees
+    # that torch's iterator was replaced.
     kind.__next__ = types.FunctionType(
         recorded_next.__code__, vars(dataloader), "__next__", None, recorded_next.__closure__
     )

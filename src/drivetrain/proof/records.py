@@ -14,21 +14,23 @@ VARIABLE = "DRIVETRAIN_PROOF"
 """The environment variable with the recorder's arguments, as JSON."""
 
 OPERATIONS = "operations.json"
-"""The file with the operations of one step."""
+"""The name of the file with the recorded torch operations of one step."""
 
 Step = dict[str, Any]
-"""One record, as JSON: the parts of the state, see ``Recorder``, and the names of the tensors in each."""
+"""One record, as JSON: the parts of the state (see ``Recorder``), and for each part the names of its tensors."""
 
 
 class Writer:
-    """Appends records to a file, each with one system call, so that a SIGKILL loses no record that was written."""
+    """Appends records to a file, each with one system call, so that a SIGKILL cannot lose a record that was
+    appended.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._names: dict[str, list[str]] = {}
 
     def write(self, kind: str, step: Step, names: dict[str, list[str]]) -> None:
-        """Append ``step``; the names of its tensors only when they have changed."""
+        """Append ``step``; write the names of a part's tensors only if they have changed since the last record."""
         changed = {part: each for part, each in names.items() if self._names.get(part) != each}
         self._names.update(changed)
         line = {"kind": kind, **({"names": changed} if changed else {}), **step}
@@ -37,7 +39,7 @@ class Writer:
 
 @dataclass
 class Start:
-    """What one process has recorded from its start to its end or its death.
+    """What one process has recorded from its start until it ended or was killed.
 
     Attributes:
         steps: one record for each optimizer step, with the state before the step.
@@ -51,13 +53,13 @@ class Start:
 
 
 def path_of(folder: str | Path, start: int, rank: int, forked: int | str = "") -> Path:
-    """Return the file of a rank's records in the run's ``start``-th start, from 0.
+    """Return the path of the file with a rank's records of the run's start number ``start``, from 0.
 
     Args:
         folder: the run's folder of records.
         start: how often the program was started before.
         rank: the rank.
-        forked: the process's number if the program has forked it.
+        forked: the process's number (pid), if the program has forked the process.
     """
     return Path(folder) / f"start-{start:02d}.rank-{rank}{f'.forked-{forked}' if forked else ''}.jsonl"
 
@@ -68,10 +70,10 @@ def forked_of(folder: str | Path, start: int, rank: int) -> list[Path]:
 
 
 def start_of(folder: str | Path, start: int, rank: int) -> Start:
-    """Return the records of a rank in one start; empty ones if it made no step.
+    """Return the records of a rank in one start; an empty :class:`Start` if the rank made no step.
 
-    Steps of forked processes count only if the started process made none. They are joined in the order of each
-    process's first step.
+    Steps of forked processes count only if the started process made none. The records of several forked processes are
+    joined in the order of their first steps.
     """
     path, found = path_of(folder, start, rank), Start()
     parts = [read(each) for each in ([path] if path.exists() else forked_of(folder, start, rank))]

@@ -1,4 +1,4 @@
-"""Run a program undisturbed, and once more with kills and restarts, each time in a copy of the working directory."""
+"""Run a program once undisturbed, and once with kills and restarts, each in its own copy of the working directory."""
 
 from __future__ import annotations
 
@@ -24,21 +24,24 @@ from drivetrain.cli.program import words_to_call
 from drivetrain.proof.records import VARIABLE, Start, ranks_of, start_of
 
 RUN = "{run}"
-"""Placeholder in the program's arguments for the folder of each run, for programs that write to absolute paths."""
+"""Placeholder in the program's arguments for the run's folder. It is for programs that need an absolute path to write
+to."""
 NEWEST = re.compile(r"(\{newest:([^}]+)\})")
-"""Placeholder in the arguments of restarts for the newest file or folder of this name, relative to the run's folder."""
+"""Placeholder in the arguments of restarts for the newest file or folder that matches a pattern. Pattern and result are
+relative to the run's folder."""
 _NOT_COPIED = {".git", ".hg", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox"}
 _MOST_BYTES = 2 << 30
-GRACE_S = 60.0  # a start may take this long beyond three times the undisturbed run
+GRACE_S = 60.0  # the time limit of a start is three times the undisturbed run's time, plus this
 
 
 class CannotTryError(Exception):
-    """The program could not be tried; the message says why and what to do."""
+    """No proof is possible, because the program could not be run as needed; the message says why and what to do."""
 
 
 def installed_torch() -> str:
-    """Return the version of the installed torch, which is not imported."""
-    return str(Later("importlib.metadata").version("torch"))  # slow to import, and no help of a command needs it
+    """Return the version of the installed torch, without importing torch."""
+    # imported only when needed: the import is slow, and the help of commands needs no versions
+    return str(Later("importlib.metadata").version("torch"))
 
 
 @dataclass
@@ -47,12 +50,12 @@ class Program:
 
     Attributes:
         command: the words after ``python``.
-        resume: arguments that every start but the first gets in addition.
+        resume: further arguments, for every start but the first.
         ranks: how many processes torchrun starts; 0: the program is started without torchrun.
         source: the working directory that is copied.
-        links: names in it that are linked in place of being copied.
+        links: names of files and folders in ``source`` that are linked instead of copied.
         python: the interpreter.
-        torch: the version of torch that it imports.
+        torch: the version of torch that this interpreter imports.
     """
 
     command: Sequence[str]
@@ -64,12 +67,16 @@ class Program:
     torch: str = field(default_factory=installed_torch)
 
     def __post_init__(self) -> None:
-        """Make relative paths out of the working directory absolute: from a copy they would lead elsewhere."""
+        """Make paths that begin with ``..`` absolute, because in a copy of the working directory they would lead
+        elsewhere.
+        """
         self.command, self.resume = ([self._absolute(word) for word in words] for words in (self.command, self.resume))
 
     @property
     def launcher(self) -> list[str]:
-        """The words between ``python`` and those of the program: torchrun's, if it starts the ranks."""
+        """The words between ``python`` and the program's words: those that call torchrun, or none if torchrun does not
+        start the ranks.
+        """
         return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"] if self.ranks else []
 
     def _absolute(self, word: str) -> str:
@@ -84,7 +91,8 @@ class Run:
     Args:
         program: what is run.
         folder: the folder for the copy and the records; it must not exist.
-        keeps: whether the copy is backed up before each start, so that :meth:`before` can repeat the last one.
+        keeps: whether the copy is backed up before each start, so that the run that :meth:`before` returns can repeat
+            the last start.
     """
 
     def __init__(self, program: Program, folder: Path, keeps: bool = False) -> None:
@@ -97,7 +105,7 @@ class Run:
         self._before = folder / "before" if keeps else None
 
     def before(self) -> Run:
-        """Return this run in its state before its last start."""
+        """Return a copy of this run as it was before its last start."""
         found = copy.copy(self)
         assert self._before is not None
         found.work, found.records = self._before, self._before.with_name("records-before")
@@ -115,8 +123,9 @@ class Run:
             limit_s: seconds after which it is killed.
             kill: the step of the run ``like`` at which the program is killed, and the seconds to wait there.
             like: the undisturbed run.
-            latest: the step that would have come next without the last kill.
-            operations: a rank and a step of this start, from 0, whose operations are recorded before all is killed.
+            latest: the step that would have come next if the last kill had not happened.
+            operations: a rank and a step of this start, from 0. The operations of this step are recorded; then all
+                ranks are killed.
 
         Raises:
             CannotTryError: it ran longer than ``limit_s``.
@@ -154,7 +163,7 @@ class Run:
         return last_lines(self.log)
 
     def starts(self, rank: int) -> list[Start]:
-        """Return the records of a rank, one for each start; empty ones of starts that made no step."""
+        """Return a rank's records of each start; those of a start without a step are empty."""
         return [start_of(self.records, number, rank) for number in range(self.count)]
 
     def ranks(self) -> list[int]:
@@ -162,7 +171,7 @@ class Run:
         return ranks_of(self.records)
 
     def _here(self, word: str) -> str:
-        """Fill in the placeholders, and replace paths in the working directory by those in the copy."""
+        """Fill in the placeholders of an argument, and replace paths in the working directory by paths in the copy."""
         for text, pattern in NEWEST.findall(word):
             paths = sorted(self.work.glob(pattern), key=lambda path: path.stat().st_mtime_ns)
             word = word.replace(text, str(paths[-1].relative_to(self.work)))
@@ -172,12 +181,13 @@ class Run:
 def run_to_end(
     command: Sequence[str], folder: Path, variables: Mapping[str, str], log: Path, limit_s: float
 ) -> int:  # fmt: skip
-    """Start ``command``, wait until it ends, and return its exit code; no process that it has started remains.
+    """Start ``command``, wait until it ends, and return its exit code. At the end, kill all processes that it has
+    started.
 
     Args:
         command: the program and its arguments.
         folder: the working directory.
-        variables: environment variables that it gets in addition.
+        variables: environment variables that are added to those of this process.
         log: the file to which its output is appended.
         limit_s: seconds after which it is killed.
 
@@ -194,7 +204,8 @@ def run_to_end(
         except subprocess.TimeoutExpired:
             raise CannotTryError(f"The program did not end within {limit_s:g} s. {last_lines(log)}") from None
         finally:
-            with suppress(psutil.NoSuchProcess):  # torchrun starts each rank in a session of its own
+            # each rank must be killed by its process number, because torchrun starts it in a session of its own
+            with suppress(psutil.NoSuchProcess):
                 for each in psutil.Process(process.pid).children(recursive=True):
                     each.kill()
             with suppress(ProcessLookupError, PermissionError):
@@ -210,7 +221,9 @@ def last_lines(log: Path) -> str:
 
 @contextmanager
 def signals_as_interrupts() -> Iterator[None]:
-    """Context in which SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does, unless they are handled already."""
+    """Context in which SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does; a signal that already has a handler
+    is left alone.
+    """
     stops = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
     try:
         for each in stops:
@@ -243,12 +256,14 @@ def undisturbed(program: Program, folder: Path, limit_s: float) -> Run:
 
 
 def kills_for(run: Run, count: int, seed: int) -> list[tuple[int, float]]:
-    """Draw ``count`` kills: a random step in each of as many parts of the run, and the seconds to wait there."""
+    """Draw ``count`` kills. Divide the run into ``count`` parts; for each, return a random step in it and random
+    seconds to wait there before the kill.
+    """
     steps = run.starts(run.ranks()[0])[0].steps
     count = min(count, len(steps) - 1)
     draw = random.Random(seed)
     kills = []
-    for number in range(count):  # never the first step: nothing is lost there
+    for number in range(count):  # the first step is left out, because a kill there would lose no training
         first, last = (1 + (len(steps) - 1) * place // count for place in (number, number + 1))
         at = draw.randrange(first, last)
         until = steps[at + 1]["time"] if at + 1 < len(steps) else steps[at]["time"]

@@ -1,1 +1,1 @@
-"""What a run was: its record ``run.json``, and the command ``drivetrain report``, which shows it as one HTML page."""
+"""The record ``run.json`` of a run, and the command ``drivetrain report``, which shows a run as one HTML page."""

@@ -1,4 +1,4 @@
-"""The version of the program's code: its git commit, and what was changed since."""
+"""The version of the program's code: its git commit, and the changes that are not committed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 DIFF_LIMIT = 100_000
 """The longest diff that is stored, in bytes."""
 
-_PIECE = 1 << 16  # bytes that are read at once
+_PIECE = 1 << 16  # bytes of the output that are read at a time
 _TIMEOUT_S = 2.0
-_FRESH_S = 60  # a program that fits many models asks git once a minute
+_FRESH_S = 60  # for so many seconds git is not asked again, because a program may fit many models
 
-# git takes no locks, and starts no program that a repository's configuration names.
+# With these options git takes no locks, and starts no program that a repository's configuration names.
 _GIT = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.quotepath=false")
 _STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
 _DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty")
@@ -28,9 +28,9 @@ _DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--igno
 def version_of() -> tuple[dict[str, Any], str]:
     """Return the version of the running program's code, and the diff of tracked files to its commit.
 
-    The version has "folder", and if it is in a git repository, "commit", "branch", "dirty" and the digest of the diff
-    as "diff". "note" says what is missing, and why. The repository is that of the program's folder, or of the working
-    folder if the program is a module or was installed.
+    The version has "folder". If this folder is in a git repository, the version also has "commit", "branch", "dirty"
+    and, as "diff", the digest of the diff. "note" says what is missing, and why. The repository is that of the
+    program's folder, or of the working folder if the program is a module or was installed.
     """
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     installed = main is None or os.path.abspath(main).startswith((sys.prefix, sys.base_prefix))
@@ -68,8 +68,8 @@ def _version(folder: str, minute: int) -> tuple[dict[str, Any], str]:
 def _without_filters(git: str, folder: str) -> dict[str, str]:
     """Return environment variables that switch off git's clean filters, such as those of Git LFS and nbstripout.
 
-    If the time or size of a file has changed, git then compares the unfiltered file with the filtered content of the
-    commit.
+    Without filters, git compares the unfiltered file with the filtered content of the commit, if the time or size of
+    the file has changed.
     """
     listed = _run(git, folder, {}, "config", "--list", "--null", "--name-only")[0].decode(errors="replace")
     ends = (".clean", ".process", ".required")
@@ -83,10 +83,10 @@ def _without_filters(git: str, folder: str) -> dict[str, str]:
 
 
 def _run(git: str, folder: str, variables: dict[str, str], *words: str) -> tuple[bytes, int, str]:
-    """Run a git command, whose messages are in English, and read its output in pieces.
+    """Run a git command, with messages in English, and read the command's output in pieces.
 
     Returns:
-        The first :data:`DIFF_LIMIT` bytes of its output, and the length and the digest of all of it.
+        The first :data:`DIFF_LIMIT` bytes of the output, and the length and the digest of the whole output.
     """
     command, start, size, digest, began_s = [git, *_GIT, *words], b"", 0, hashlib.sha256(), time.monotonic()
     with subprocess.Popen(

@@ -18,10 +18,10 @@ from drivetrain.report.reading import NothingToRead, Run, find, read
 from drivetrain.report.sections import headline
 
 SCHEMA = 1
-"""The layout of ``--json``."""
+"""The version of the layout of ``--json``."""
 
 FINE, SLOWER = 0, 1
-"""The exit codes; 2: wrong usage, or nothing to read."""
+"""The exit codes; SLOWER: slower than --max-slower allows. A third one is 2: wrong usage, or nothing to read."""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:

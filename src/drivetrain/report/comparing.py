@@ -8,11 +8,11 @@ from typing import Any
 
 from drivetrain.report.reading import Run
 
-_LINES = 2000  # of the hyperparameters that are compared
+_LINES = 2000  # the most lines of hyperparameters that are compared
 
 
 def facts(run: Run) -> dict[str, dict[str, str]]:
-    """Return the facts at the start of a run's newest fit, as text: by section and name."""
+    """Return what run.json says about the start of a run's newest fit: texts by section and name."""
     last = run.last
     plan = {str(row.get("what")): row.get("choice") for row in rows(last.get("plan"))}
     code = {name: value for name, value in mapping(last.get("code")).items() if name != "folder"}
@@ -29,7 +29,7 @@ def facts(run: Run) -> dict[str, dict[str, str]]:
 
 
 def differences(one: Run, other: Run) -> dict[str, Any]:
-    """Return what differs: by section and name, the values of both runs; "" for a value that one run does not have."""
+    """Return the differences of two runs: by section and name, both values; "" for a value that a run does not have."""
     first, second = facts(one), facts(other)
     found: dict[str, Any] = {}
     for title in first:
@@ -45,7 +45,9 @@ def differences(one: Run, other: Run) -> dict[str, Any]:
 
 
 def slower(one: Run, other: Run) -> float | None:
-    """Return by which share a step of ``other`` takes longer than one of ``one``; ``None`` if a time is unknown."""
+    """Return how much longer a step of ``other`` takes than a step of ``one``, as a share of the latter; ``None`` if a
+    time is unknown.
+    """
     return other.step_s / one.step_s - 1 if one.step_s and other.step_s else None
 
 
@@ -63,10 +65,10 @@ def summary(run: Run) -> dict[str, dict[str, float]]:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return ``value`` if it is a mapping, else an empty one: a record may have been edited."""
+    """Return ``value`` if it is a mapping, otherwise an empty one, because a user may have edited the record."""
     return value if isinstance(value, Mapping) else {}
 
 
 def rows(value: Any) -> list[Mapping[str, Any]]:
-    """Return the mappings in ``value``, if it is a list."""
+    """Return the mappings in the list ``value``; none if ``value`` is no list."""
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []

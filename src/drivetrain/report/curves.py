@@ -1,4 +1,6 @@
-"""Curves as SVG pictures inside HTML: thinned so that extremes stay, and metrics of one kind in one chart."""
+"""Curves as SVG pictures inside HTML. Curves with many points are thinned so that extremes stay, and metrics of one
+kind share a chart.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from drivetrain.base import files
 from drivetrain.report.reading import Points
 
 COLORS = 6
-"""How many colours the page's style has for curves: ``--c0`` and so on."""
+"""The number of colours for curves in the page's style sheet: ``--c0`` and so on."""
 
-_WIDTH, _HEIGHT = 1000, 300  # of the drawing, which is stretched to the space that it gets
-_LOG_FROM = 100.0  # the ratio of largest and smallest value from which the axis is logarithmic
+_WIDTH, _HEIGHT = 1000, 300  # size of the drawing; the page stretches it to the available space
+_LOG_FROM = 100.0  # the axis is logarithmic if the largest value is at least this many times the smallest
 _KIND = re.compile(
     r"(?:^|(?<=[_/.-]))(?:train(?:ing)?|val(?:id(?:ation)?)?|test)(?=[_/.-])[_/.-]|[_/.-](?:step|epoch)$"
 )
@@ -42,7 +44,9 @@ def kind_of(name: str) -> str:
 
 
 def thin(points: Points, most: int) -> Points:
-    """Return at most about ``most`` of the points: in each stretch the lowest and the highest, and both ends."""
+    """Return about ``most`` of the points: divide the curve into stretches, and keep the lowest and the highest point
+    of each and both ends of the curve.
+    """
     if len(points) <= most:
         return points
     stretches = max(1, (most - 2) // 2)
@@ -99,10 +103,11 @@ def chart(title: str, curves: Sequence[Curve], resumed_at: Iterable[float], most
         labels.append(f'<span style="top:{share:.1%}">{tick:.4g}</span>')
     for x in {x for x in resumed_at if left < x < right}:
         parts.append(f'<path class=resumed d="M{place(x, low).split(",")[0]} 0V{_HEIGHT}"/>')
-    for curve in sorted(curves, key=lambda each: -len(each.points)):  # lines with few points above the others
+    # curves with few points are drawn last, so that they lie on top
+    for curve in sorted(curves, key=lambda each: -len(each.points)):
         for line in _unbroken(thin(curve.points, most)):
             path = " ".join(place(x, y) for x, y in line)
-            path = f"{path} {path}" if len(line) == 1 else path  # a line without length is drawn as a dot
+            path = f"{path} {path}" if len(line) == 1 else path  # a line to its own start is drawn as a dot
             parts.append(f'<polyline class="line" style="--c:var(--c{curve.color})" points="{path}"/>')
     name = f"{text(title)}{' <small>logarithmic</small>' if logarithmic else ''}"
     return (
@@ -119,7 +124,7 @@ def text(value: object) -> str:
 
 
 def drawn(value: float) -> bool:
-    """Return whether a chart shows this value."""
+    """Return whether a chart can show this value; NaN and infinite values are left out."""
     return abs(value) < 1e300  # False for NaN
 
 

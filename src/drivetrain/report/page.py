@@ -1,4 +1,6 @@
-"""A report as one HTML page: no script, nothing fetched, for light and dark screens and for phones."""
+"""A report as one HTML page for light and dark screens and for phones, without scripts and without files from
+elsewhere.
+"""
 
 from __future__ import annotations
 

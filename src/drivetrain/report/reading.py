@@ -23,8 +23,8 @@ Points = list[tuple[float, float]]
 
 _EVENTS = "events.out.tfevents"
 _TABLE, _HPARAMS = "metrics.csv", "hparams.yaml"
-_DEEPEST = 6  # folders below the given one
-_HIGHEST = 3  # folders above a checkpoint in which the record of its run is looked for
+_DEEPEST = 6  # how many levels of folders below the given folder are searched
+_HIGHEST = 3  # how many levels of folders above a checkpoint are searched for the run's record
 
 
 class NothingToRead(Exception):
@@ -37,14 +37,14 @@ class Run:
 
     Attributes:
         folder: its log folder.
-        attempts: its fits, the oldest first, as in ``run.json``; empty without that file. The fits of the runs that it
-            continues come first.
-        diffs: the diffs of the code, by the digest that an attempt has.
+        attempts: its fits, the oldest first, as in ``run.json``; empty without that file. If this run continues earlier
+            runs, their fits come first.
+        diffs: the diffs of the code, by their digests, with which attempts refer to them.
         curves: for each logged name its steps and values, in the order of the steps.
         source: the file of the curves.
         hparams: the text of ``hparams.yaml``.
         goodput: where the time of all runs of the training went, from its ledger.
-        notes: what is missing, and what to write to have it.
+        notes: what is missing in the report, and what to write so that the next run has it.
     """
 
     folder: str
@@ -75,9 +75,10 @@ def number(value: Any) -> float | None:
 
 
 def find(path: str) -> tuple[str, int]:
-    """Return the folder of the run at ``path``, or of the newest run below it, and the number of runs found.
+    """Return the folder of the run at ``path``, or of the newest run below ``path``, and the number of runs that were
+    found.
 
-    A run without ``run.json`` counts as older than all that have one.
+    A run without ``run.json`` counts as older than every run with one.
 
     Raises:
         NothingToRead: there is no run.
@@ -91,9 +92,10 @@ def find(path: str) -> tuple[str, int]:
         marks = [name for name in names if _is_of_run(name) and os.path.isfile(os.path.join(folder, name))]
         if marks:
             newest = max(os.path.getmtime(os.path.join(folder, name)) for name in marks)
-            found[folder] = (run_file.NAME in marks, newest)  # predict alone writes a folder without run.json
+            # a folder may lack run.json, because predict does not write it
+            found[folder] = (run_file.NAME in marks, newest)
         if marks or folder[len(path) :].count(os.sep) >= _DEEPEST:
-            inner.clear()  # a run's folder may have folders with further event files
+            inner.clear()  # do not search below a run's folder, because subfolders with event files belong to the run
     if not found:
         there = "has no run in it" if os.path.isdir(path) else "is no run.json"
         what = there if os.path.exists(path) else "does not exist"
@@ -105,12 +107,12 @@ def find(path: str) -> tuple[str, int]:
 
 
 def _is_of_run(name: str) -> bool:
-    """Return whether a file of this name means that its folder is the folder of a run."""
+    """Return whether a folder that contains a file of this name is the folder of a run."""
     return name in (run_file.NAME, _TABLE) or name.startswith(_EVENTS)
 
 
 def read(folder: str, continues: bool = True) -> Run:
-    """Return what is known about the run with this log folder. A file that cannot be read becomes a note.
+    """Return what is known about the run with this log folder. If a file cannot be read, a note says why.
 
     Args:
         folder: the log folder.
@@ -139,7 +141,7 @@ def read(folder: str, continues: bool = True) -> Run:
 
 
 def _read_earlier(run: Run) -> None:
-    """Prepend the fits and values of the runs that ``run`` continues, each of which has a folder of its own."""
+    """If ``run`` continues runs in other folders, prepend the fits and values of those runs."""
     seen = {os.path.realpath(run.folder)}
     while (source := _elsewhere(run)) is not None:
         step = number(run.attempts[0].get("first_step")) or 0.0
@@ -164,14 +166,16 @@ def _read_earlier(run: Run) -> None:
 
 
 def _elsewhere(run: Run) -> str | None:
-    """Return the checkpoint from which the first fit of ``run`` resumed, unless it is in the fit's own folder."""
+    """Return the checkpoint from which the first fit of ``run`` resumed; ``None`` if the checkpoint is in the folder of
+    ``run``.
+    """
     source = run.attempts[0].get("resumed_from") if run.attempts else None
     return source if isinstance(source, str) and (os.path.isabs(source) or files.is_remote(source)) else None
 
 
 def _folder_of(checkpoint: str, run: Run) -> str | None:
-    """Return the log folder of the run that wrote ``checkpoint``: one above it, or else the newest older run beside
-    ``run`` whose record names the checkpoint.
+    """Return the log folder of the run that wrote ``checkpoint``. It is a folder above the checkpoint, or that of a run
+    beside ``run``: the newest of the older runs whose record names the checkpoint.
     """
     above = checkpoint
     for _ in range(_HIGHEST):
@@ -200,7 +204,7 @@ def _read_curves(run: Run) -> None:
     except ModuleNotFoundError:
         run.notes.append("The values are in TensorBoard's event files. To see them, pip install tensorboard.")
         return
-    except Exception as error:  # a damaged file may raise anything in the package that reads it
+    except Exception as error:  # the package that reads a damaged file may raise anything
         run.notes.append(f"The values in {run.source or _TABLE} cannot be read: {error}.")
     if {y for _, y in run.curves.get("hp_metric", ())} == {-1.0}:
         del run.curves["hp_metric"]  # TensorBoardLogger's placeholder
@@ -215,7 +219,7 @@ def _table(path: str) -> dict[str, Points]:
     found: dict[str, dict[float, float]] = {}
     with open(path, encoding="utf-8", errors="backslashreplace", newline="") as file:
         for row in csv.DictReader(file):
-            with contextlib.suppress(ValueError, TypeError):  # a line that was cut
+            with contextlib.suppress(ValueError, TypeError):  # the line is cut off
                 step = float(row["step"])
                 for name, text in row.items():
                     if text and name not in (None, "step"):
@@ -224,7 +228,8 @@ def _table(path: str) -> dict[str, Points]:
 
 
 def _scalars(folder: str) -> dict[str, Points]:
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of a second graph, and none is read here
+    # tensorboard would warn about graphs in the file, which are not read here
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
     events = tb_events.EventAccumulator(folder, size_guidance={"scalars": 0})
     events.Reload()
     return {

@@ -1,8 +1,8 @@
 """The record of a run, ``run.json`` in its log folder: written when a fit begins, and again when it ends.
 
-Each fit that writes into the folder adds an attempt. Rank 0 writes, into the folders of the loggers that have
-:attr:`~drivetrain.loggers.logger.Logger.keeps_run_record`. It costs a step nothing. The record has no environment
-variables and no command line, which may contain secrets.
+Each fit that writes into the folder adds an attempt. Rank 0 writes the record into the folders of the loggers whose
+:attr:`~drivetrain.loggers.logger.Logger.keeps_run_record` is True. Nothing is written during a training step. The
+record has no environment variables and no command line, which may contain secrets.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from drivetrain.settings import Settings
 from drivetrain.strategies.agreement import text_of
 from drivetrain.trainer.stopping import why_ended
 
-Trainer = Any  # not imported: the Trainer reaches this file by name
+Trainer = Any  # not imported, because the Trainer's module imports this one by name
 
-_GIT_WAIT_S = 5.0  # how long the end of a fit waits for git, which was started with the fit
+_GIT_WAIT_S = 5.0  # git starts with the fit; the end of the fit waits at most so long for it
 
 
 def begin(trainer: Trainer, resumed_from: str | None) -> None:
@@ -50,7 +50,8 @@ def begin(trainer: Trainer, resumed_from: str | None) -> None:
 
 
 def end(trainer: Trainer, error: BaseException | None = None) -> None:
-    """Complete the record of the fit, if there is one; also in the process that started the ranks, after an error.
+    """Complete the record of the fit, if there is one. After an error, the process that has started the ranks does
+    this, too.
 
     Args:
         trainer: the Trainer of the fit.
@@ -67,8 +68,9 @@ def _keepers(trainer: Trainer) -> list[Any]:
 
 
 def _end_for_ranks(trainer: Trainer, error: BaseException) -> None:
-    """Write why a fit has failed, in the process that started its ranks: the launcher may have ended rank 0 before it
-    could write, or rank 0 knows only that it lost the connection to the rank that failed first.
+    """Write why a fit has failed; called in the process that has started the ranks. Rank 0 may not have written the
+    reason: the launcher may have ended it before, or it knows only that it lost the connection to the rank that failed
+    first.
     """
     for folder in _folders(_keepers(trainer)):
         path = os.path.join(folder, NAME)
@@ -84,14 +86,14 @@ def _folders(loggers: list[Any]) -> list[str]:
 
 
 def _ending(error: BaseException, began: float) -> dict[str, Any]:
-    """Return how a fit that began at ``began`` has ended with ``error``, now."""
+    """Return the entries of an attempt that began at ``began`` and ends now with ``error``."""
     asked, now = isinstance(error, (KeyboardInterrupt, SystemExit)), time.time()
     why = f"{type(error).__name__}: {error}"[:2000].removesuffix(": ")
     return {"ended": now, "seconds": now - began, "status": "stopped" if asked else "failed", "why": why}
 
 
 class _Record:
-    """The attempt of one fit, and the files to which it is written.
+    """The entry ("attempt") of one fit in the record, and the files to which it is written.
 
     Args:
         trainer: the Trainer of the fit.
@@ -104,10 +106,10 @@ class _Record:
         self._folders: list[str] = []
         self._attempt: dict[str, Any] = {}
         self._diff = ""
-        self._told = False  # whether the warning about another process was given
+        self._told = False  # whether the warning about another writing process was given
         self._began_s = time.monotonic()
         self._carefully(lambda: self._describe(trainer, loggers, resumed_from))
-        # A thread, because git takes about 20 ms.
+        # Call git in a thread, because it takes about 20 ms.
         self._thread = threading.Thread(
             target=self._carefully, args=(self._begin,), name="drivetrain record", daemon=True
         )
@@ -139,7 +141,8 @@ class _Record:
         self._carefully(lambda: self._end(trainer, error))
         if self._error is not None:
             failure = self._error
-            why = getattr(failure, "strerror", None) or failure  # files.write has described an OSError
+            # files.write has put a description into an OSError's strerror
+            why = getattr(failure, "strerror", None) or failure
             rank_zero_warn(
                 f"The record of this run, {NAME} in {', '.join(self._folders) or 'its log folder'}, could not be "
                 f"written: {why}. The fit is not affected; `drivetrain report` will not show all of it. Free disk "
@@ -177,7 +180,7 @@ class _Record:
             files.write(path, json.dumps(record, indent=1).encode())
 
     def _warn_of_others(self, attempts: list[dict[str, Any]], folder: str) -> None:
-        """Warn once if another process of this machine still writes into ``folder``."""
+        """Warn, at most once, if another process on this machine is still writing into ``folder``."""
         for each in attempts:
             process, host = each.get("process") or [0, 0], (each.get("environment") or {}).get("host")
             if self._told or each.get("status") != "running" or host != self._attempt["environment"]["host"]:
@@ -194,7 +197,7 @@ class _Record:
         if self._error is None:
             try:
                 act()
-            except Exception as error:  # a record must not end a fit
+            except Exception as error:  # a problem with the record must not end the fit
                 self._error = error
 
 
@@ -202,12 +205,12 @@ _OPEN: weakref.WeakKeyDictionary[Trainer, _Record] = weakref.WeakKeyDictionary()
 
 
 def _process(pid: int) -> list[int]:
-    """Return ``pid`` and the start time of that process, in clock ticks since boot; 0: unknown. The start time tells it
-    from a later process with the same number.
+    """Return ``pid`` and the start time of that process, in clock ticks since boot (0: unknown). The start time is
+    needed because a later process may get the same number.
     """
     try:
         return [pid, int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])]
-    except OSError:  # no such process, or another system than Linux
+    except OSError:  # the process has ended, or the system is not Linux
         return [pid, 0]
 
 
@@ -235,7 +238,7 @@ def _environment(trainer: Trainer) -> dict[str, Any]:
 
 
 def _time_spent(trainer: Any) -> dict[str, Any] | None:
-    """Return where the time of the fit went, with the verdict, if the Trainer has measured it."""
+    """Return where the time of the fit went, with the verdict; ``None`` if the Trainer has not measured it."""
     spent = getattr(trainer, "time_spent", None)
     if spent is None:
         return None
@@ -245,8 +248,8 @@ def _time_spent(trainer: Any) -> dict[str, Any] | None:
 
 
 def _checkpoints(trainer: Trainer) -> list[dict[str, Any]]:
-    """Return the files of each callback that writes checkpoints, then the checkpoint of a fit that was asked to stop. A
-    callback need not have all of these attributes.
+    """Return the files of each callback that writes checkpoints, and the checkpoints that the Trainer saved because it
+    was asked to stop. Users' callbacks may lack some of these attributes.
     """
     at_stop = [SimpleNamespace(last_model_path=path) for path in trainer._saved_at_stop]
     return [

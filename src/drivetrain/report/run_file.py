@@ -11,7 +11,7 @@ from drivetrain.base import files
 
 NAME = "run.json"
 SCHEMA = 1
-"""The layout of the file. Readers refuse another one."""
+"""The version of the file's layout. Readers refuse a file with another version."""
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -19,9 +19,9 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not such a record, or it has another layout.
+        ValueError: the file is no record of a run, or has another layout.
     """
-    if os.path.exists(path) and not os.path.isfile(path):  # reading a named pipe would wait for a writer
+    if os.path.exists(path) and not os.path.isfile(path):  # reading a named pipe would block until a writer comes
         raise ValueError(f"{path} is not a file")
     try:
         record = json.loads(files.read(path))

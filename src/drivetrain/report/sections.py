@@ -12,7 +12,8 @@ from drivetrain.report.comparing import facts, mapping, rows, summary
 from drivetrain.report.curves import COLORS, Curve, chart, kind_of, text
 from drivetrain.report.reading import Run, number
 
-_POINTS, _MOST_POINTS, _LEAST_POINTS = 16_000, 400, 12  # of all curves; of one
+# numbers of points: of all curves together; the most and the least of one curve
+_POINTS, _MOST_POINTS, _LEAST_POINTS = 16_000, 400, 12
 _ALL_CHARTS, _TABLE, _FILE = 190_000, 22_000, 55_000  # bytes of HTML, so that a page stays below 500 kB
 _VALUE, _LINE = 300, 2000  # characters of a value, and of a line of a file
 
@@ -189,7 +190,7 @@ def described(run: Run) -> str:
 
 
 def speed(found: Mapping[str, Any]) -> str:
-    """Return how fast two runs were, from the entry of :func:`differences`."""
+    """Return a section that compares the speed of two runs; ``found`` is the entry "Speed" of :func:`differences`."""
     first, second = (duration(each) for each in found["seconds_per_step"])
     if (ratio := found["slower"]) is None:
         line = "The time of a step is unknown for at least one of the runs"
@@ -241,7 +242,7 @@ def _row(names: list[str], line: tuple[Any, ...]) -> str:
 
 
 def within(most: int, pieces: Iterable[str]) -> tuple[str, int]:
-    """Join pieces of HTML up to ``most`` bytes; return them, and how many are left out."""
+    """Join pieces of HTML up to ``most`` bytes; return the text, and how many pieces are left out."""
     taken, size, left_out = list[str](), 0, 0
     for piece in pieces:
         size += len(piece.encode())
@@ -253,7 +254,7 @@ def within(most: int, pieces: Iterable[str]) -> tuple[str, int]:
 
 
 def shortened(value: Any, most: int) -> str:
-    """Return ``value`` as text of at most ``most`` characters, and how many are left out."""
+    """Return ``value`` as text of at most ``most`` characters, and how many characters are left out."""
     found = str(value)
     return found if len(found) <= most else f"{found[:most]} ... ({len(found) - most} more characters)"
 

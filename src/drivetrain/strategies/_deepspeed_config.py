@@ -1,4 +1,6 @@
-"""DeepSpeed's configuration: merge the user's with the Trainer's arguments, and report contradictions."""
+"""Merge the user's configuration of DeepSpeed with the strategy's arguments and the run's precision, and raise an error
+if they contradict each other.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
     "32-true": {}, "bf16-mixed": {}, "16-mixed": {}, "float8": {}, "bf16-true": {"bf16": {"enabled": True}},
     "16-true": {"fp16": {"enabled": True}},
 }  # fmt: skip
-"""The entries of DeepSpeed's configuration for each precision; none under autocast, where parameters are float32."""
+"""The entries of DeepSpeed's configuration for each precision. Precisions that keep float32 parameters need none."""
 
 _INSTEAD = {
     "gradient_accumulation_steps": "Write Trainer(accumulate_grad_batches=...).",
@@ -33,11 +35,11 @@ def given(
     nvme_path: str,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return DeepSpeed's configuration from the strategy's arguments, without ``options``.
+    """Merge the strategy's arguments into a configuration for DeepSpeed; ``options`` are only checked, not merged.
 
     Raises:
-        ConfigurationError: the file cannot be read, an entry belongs to the Trainer, or two entries contradict each
-            other.
+        ConfigurationError: the file cannot be read, an entry sets what the Trainer decides, or two entries contradict
+            each other.
     """
     found = read(config)
     section = {"stage": 2, **found.get("zero_optimization", {}), **(zero_optimization or {})}
@@ -59,7 +61,7 @@ def given(
 
 
 def complete(config: Mapping[str, Any], options: Mapping[str, Any], precision: str) -> dict[str, Any]:
-    """Return the configuration for DeepSpeed's engine: ``config`` with ``options``, for a run in ``precision``.
+    """Return the configuration for DeepSpeed's engine: ``config``, ``options`` and the entries for ``precision``.
 
     Raises:
         ConfigurationError: DeepSpeed or its device does not support this precision, or an option is unknown.
@@ -75,7 +77,7 @@ def complete(config: Mapping[str, Any], options: Mapping[str, Any], precision: s
         "train_micro_batch_size_per_gpu": 1,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "gradient_clipping": 0.0,  # DeepSpeed's default would clip to 1.0
+        "gradient_clipping": 0.0,  # no clipping; DeepSpeed's default is 1.0
         **copy.deepcopy(dict(config)),
         "gradient_accumulation_steps": 1,
     }
@@ -88,10 +90,10 @@ def complete(config: Mapping[str, Any], options: Mapping[str, Any], precision: s
 
 
 def _check_type(section: str, precision: str) -> None:
-    """Check that DeepSpeed supports the type of a section ("fp16" or "bf16") on this device.
+    """Check that DeepSpeed supports the dtype ``section`` ("fp16" or "bf16") on this device.
 
     Raises:
-        ConfigurationError: DeepSpeed does not support it.
+        ConfigurationError: DeepSpeed does not support the dtype.
     """
     device = deepspeed_accelerator.get_accelerator()
     if not getattr(device, f"is_{section}_supported")():
@@ -102,7 +104,7 @@ def _check_type(section: str, precision: str) -> None:
 
 
 def _zero_fields(options: Mapping[str, Any]) -> set[str]:
-    """Return the fields of ``zero_optimization`` that DeepSpeed knows; check that it knows the given options."""
+    """Return the field names of DeepSpeed's ``zero_optimization``; check that DeepSpeed knows all ``options``."""
     from deepspeed.runtime import constants
 
     fields = set(deepspeed_zero_config.DeepSpeedZeroConfig.model_fields)

@@ -1,7 +1,8 @@
-"""The user's optimizer, and an optimizer of the same class that DeepSpeed's engine steps on its own tensors.
+"""Create for DeepSpeed's engine an optimizer of the same class as the user's optimizer, and copy options between the
+two.
 
-ZeRO replaces the tensors in the parameter groups of its optimizer with flat tensors of its own. Checkpoints, schedulers
-and callbacks use the user's optimizer, whose groups are not changed.
+DeepSpeed's ZeRO changes the optimizer that it gets: flat tensors replace the parameters in the parameter groups. The
+user's optimizer keeps the parameters of the module, and checkpoints, schedulers and callbacks use the user's optimizer.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ def check(optimizers: Sequence[Optimizer], has_scheduler: bool, config: Mapping[
     """Check that DeepSpeed's engine supports what ``configure_optimizers`` returned.
 
     Args:
-        optimizers: the optimizers that it returned.
-        has_scheduler: whether it also returned a scheduler.
+        optimizers: the optimizers that ``configure_optimizers`` returned.
+        has_scheduler: whether ``configure_optimizers`` also returned a scheduler.
         config: the configuration of the engine.
 
     Raises:
-        ConfigurationError: the engine does not support them, or its configuration names another optimizer.
+        ConfigurationError: the engine does not support these optimizers, ``config`` names another optimizer or
+            scheduler, or there is no optimizer.
     """
     named = "optimizer" in config
     if len(optimizers) > 1:
@@ -71,7 +73,9 @@ def take_options_of(engine: Any, optimizer: Optimizer) -> None:
 
 
 def stand_in(optimizer: Optimizer) -> Optimizer:
-    """Return an optimizer of the same class for the engine, which replaces the tensors in its parameter groups."""
+    """Return an optimizer of the same class for DeepSpeed's engine. The engine replaces the tensors in the parameter
+    groups of the returned optimizer.
+    """
     groups = [
         {**group, "params": [each for each in group["params"] if each.requires_grad]}
         for group in trained_groups(optimizer)
@@ -81,7 +85,7 @@ def stand_in(optimizer: Optimizer) -> Optimizer:
 
 def like(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     made: Optimizer = object.__new__(type(optimizer))
-    # a scheduler has wrapped step
+    # A scheduler may have replaced ``step`` of the user's optimizer, so ``step`` is not copied.
     made.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     made.param_groups, made.state = groups, type(optimizer.state)(optimizer.state.default_factory)
     return made
@@ -94,13 +98,14 @@ _LEFT_TO_THE_ENGINE = ("scale", "unscale", "unscale_gradients")
 
 
 class EngineScaler:
-    """The interface that a ZeRO optimizer of DeepSpeed expects of its ``loss_scaler``.
+    """Wraps torch's gradient scaler in the interface that DeepSpeed's ZeRO optimizer expects of its ``loss_scaler``.
 
-    With "16-mixed" the parameters are float32, and DeepSpeed does not scale the loss for float32 parameters. The scaler
-    belongs to the precision, so checkpoints contain its state as with any other strategy.
+    With "16-mixed" the parameters are float32, and DeepSpeed's own scaler does not scale the loss for float32
+    parameters. The wrapped scaler is that of the run's precision, so checkpoints contain its state as with any other
+    strategy.
 
     Args:
-        scaler: the scaler of the precision.
+        scaler: the gradient scaler of the run's precision.
     """
 
     dynamic = True
@@ -116,7 +121,7 @@ class EngineScaler:
     loss_scale = cur_scale
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """Return the loss to differentiate in place of ``loss``."""
+        """Return ``loss`` multiplied by the scale, for the backward pass."""
         return self._scaler.scale(loss)
 
     def update_scale(self, overflow: bool) -> None:
@@ -125,7 +130,7 @@ class EngineScaler:
 
 
 def hand_over(precision: Any, zero: Any) -> None:
-    """Let the engine's optimizer use the scaler of ``precision``; the precision then neither scales nor unscales."""
+    """Let the engine's optimizer use the scaler of ``precision``, which itself then neither scales nor unscales."""
     if (scaler := torch_scaler(precision)) is None:
         return
     zero.loss_scaler, zero.dynamic_loss_scale = EngineScaler(scaler), True

@@ -1,8 +1,9 @@
-"""The states of a DeepSpeed engine: gathered to complete tensors for a checkpoint, and split again on loading.
+"""Gather the sharded states of a DeepSpeed engine into complete tensors for a checkpoint, and shard the tensors of a
+checkpoint again.
 
-ZeRO keeps float32 master weights and optimizer states as flat shards, one per rank and parameter group. In a
-checkpoint, these tensors are complete and named as in the module and its optimizer without DeepSpeed, so that any
-strategy can load them on any number of processes.
+ZeRO keeps float32 master weights and optimizer states as flat shards, one per rank and parameter group. A checkpoint
+instead contains complete tensors, with the names that they have without DeepSpeed, so that any strategy can load the
+checkpoint on any number of processes.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ def is_partitioned(parameter: Tensor) -> bool:
 
 
 def whole_weights(module: nn.Module, keep: bool, trained: bool) -> dict[str, Any]:
-    """Return the module's state with complete weights in host memory, from ZeRO's float32 master weights if it has
-    them.
+    """Return the module's state with complete weights in host memory. A weight is copied from ZeRO's float32 master
+    weight if there is one.
 
-    Every rank must call it.
+    Every rank must call this function.
 
     Args:
         module: the user's module.
-        keep: whether this rank needs the result; without it the result is empty.
-        trained: whether an engine trains the weights, so that float32 master weights exist.
+        keep: whether this rank needs the result; if not, the result is empty.
+        trained: whether an engine trains the module; only then are there float32 master weights.
     """
     state: dict[str, Any] = dict(module.state_dict()) if keep else {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -70,7 +71,7 @@ def load_partitioned_weights(module: nn.Module, state_dict: Mapping[str, Any], s
     """Load complete weights into a module that ZeRO-3 has partitioned; every rank must call it.
 
     Raises:
-        RuntimeError: names are missing or unknown, if ``strict``; or a shape differs.
+        RuntimeError: a shape differs, or, with ``strict``, a name is missing or unknown.
     """
     state = dict(own_names(module, state_dict))
     known = module.state_dict().keys()
@@ -96,7 +97,7 @@ def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict
     Args:
         engine: the engine that trains.
         optimizer: the user's optimizer of the module's parameters.
-        keep: whether this rank needs the result; without it the result is empty.
+        keep: whether this rank needs the result; if not, the result is empty.
     """
     _link_states(engine)
     state: dict[int, dict[str, Any]] = {}
@@ -154,9 +155,10 @@ def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, 
 
 
 def _link_states(engine: Any) -> None:
-    """Let ZeRO-1 and ZeRO-2 find the states through the parameters.
+    """Link each parameter to its optimizer states, as ZeRO-1 and ZeRO-2 need.
 
-    ZeRO does this itself after the first step of the first parameter group, when the other groups have no states yet.
+    ZeRO itself creates the links only once, after the first step of the first parameter group. The other groups have no
+    states at that time, so their links would be missing.
     """
     zero = engine.optimizer
     if hasattr(zero, "_lazy_init_hp_params_optimizer_state") and engine.basic_optimizer.state:
@@ -165,7 +167,7 @@ def _link_states(engine: Any) -> None:
 
 
 def load_master_weights(module: nn.Module, state_dict: Mapping[str, Any]) -> None:
-    """Load ZeRO's float32 master weights from a checkpoint; the 16-bit parameters are only rounded copies of them."""
+    """Load ZeRO's float32 master weights from a checkpoint; the 16-bit parameters are only rounded copies of these."""
     state = own_names(module, state_dict)
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and name in state:
@@ -173,11 +175,14 @@ def load_master_weights(module: nn.Module, state_dict: Mapping[str, Any]) -> Non
 
 
 def _set_whole(parameter: Any, value: Tensor, key: str | None = None) -> None:
-    """Set the float32 master weights of ``parameter``, or its optimizer state ``key``, without communication."""
+    """Set the float32 master weights of ``parameter``, or its optimizer state ``key``, to the complete tensor
+    ``value``. The ranks do not communicate.
+    """
     value = value.to(device=parameter.device, dtype=torch.float32)
     set_weights, set_state = ds_utils.safe_set_full_fp32_param, ds_utils.safe_set_full_optimizer_state
     if is_partitioned(parameter):
-        # DeepSpeed's own function fails if the number of elements is not divisible by the number of ranks.
+        # Set only this rank's shard: DeepSpeed's function for complete tensors fails if the number of elements is not
+        # divisible by the number of ranks.
         size = parameter.ds_tensor.ds_numel
         padded = value.new_zeros(size * parameter.ds_zero_partition_world_size)
         padded[: value.numel()] = value.flatten()
@@ -197,7 +202,9 @@ def _copied(value: Any) -> Any:
 
 
 def _pieces(engine: Any, optimizer: Optimizer) -> list[list[Tensor]]:
-    """Return this rank's flat shards of each parameter group of ``optimizer``; ZeRO-3 may split a group."""
+    """Return this rank's flat shards of each parameter group of ``optimizer``; ZeRO-3 may split a group into several
+    shards.
+    """
     zero = engine.optimizer
     trained = [any(each.requires_grad for each in group["params"]) for group in optimizer.param_groups]
     found: dict[int, list[Tensor]] = {}
@@ -234,8 +241,8 @@ def weights_in(folder: Path, resumes: bool, weights_only: bool | None) -> dict[s
 
     Args:
         folder: a folder that DeepSpeed has written.
-        resumes: whether training resumes from it.
-        weights_only: False allows its files to be unpickled.
+        resumes: whether training is to resume from the folder.
+        weights_only: False allows the folder's files to be unpickled.
 
     Raises:
         CheckpointError: unpickling is not allowed, or training is to resume from the folder.
@@ -256,8 +263,8 @@ def weights_in(folder: Path, resumes: bool, weights_only: bool | None) -> dict[s
 
 
 def load_folder(engine: Any, folder: Path, tag: str | None, world_size: int, **options: Any) -> dict[str, Any]:
-    """Load a folder of DeepSpeed's own format into the engine; return the folder's other entries. Every rank must call
-    it.
+    """Load a folder of DeepSpeed's own format into the engine; return the ``client_state`` that was saved with it.
+    Every rank must call this function.
 
     Args:
         engine: DeepSpeed's engine.
@@ -267,7 +274,7 @@ def load_folder(engine: Any, folder: Path, tag: str | None, world_size: int, **o
         options: further arguments of the engine's ``load_checkpoint``.
 
     Raises:
-        CheckpointError: the folder does not exist, or another number of processes has written it.
+        CheckpointError: the folder has no such checkpoint, or a different number of processes has written it.
     """
     tag = _latest(folder) if tag is None else tag
     pieces = _files_of_pieces(folder, tag)

@@ -1,4 +1,4 @@
-"""Shared by the strategies for XLA devices: torch_xla's deferred execution, random state and arguments."""
+"""The base class of the strategies for XLA devices: it handles torch_xla's deferred execution and seeds the devices."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from drivetrain.precision.precision import Precision
 from drivetrain.strategies.familiar import then
 from drivetrain.strategies.strategy import Strategy
 
-_NO_QUEUE = "device_ready_queues_"  # part of torch's error if its autograd engine does not know the device
-DEBUG = "PT_XLA_DEBUG"  # torch_xla's variable: report compilations and reads of values
+_NO_QUEUE = "device_ready_queues_"  # a part of the error for a device that torch's autograd engine does not know
+DEBUG = "PT_XLA_DEBUG"  # this environment variable lets torch_xla report compilations and reads of values
 
 
 class XLAExecution(Strategy):
     """Base of the strategies for XLA devices.
 
     torch_xla records operations and executes them at a ``sync``. These strategies call ``sync`` after each optimizer
-    step, after each batch whose gradients are accumulated, and after each batch of an evaluation: an optimizer step and
-    the forward and backward pass before it form one graph, compiled once per shape of batch.
+    step, after each batch whose gradients are accumulated, and after each batch of an evaluation. An optimizer step
+    therefore forms one graph with the forward and backward pass before the step, and torch_xla compiles this graph once
+    per shape of batch.
 
-    At the start of a run the device's generator is seeded from the state of torch's generator.
+    At the start of a run, the strategy seeds the device's random generator from the state of torch's generator.
 
     Attributes:
         debug: whether torch_xla reports during this run why it compiles and where values are read.
@@ -47,7 +48,7 @@ class XLAExecution(Strategy):
             "replay_every": "is not tested with XLA devices.",
         },
         accelerators=frozenset({"xla"}),
-        allows_inference_mode=False,  # an inference tensor cannot be recorded together with other tensors
+        allows_inference_mode=False,  # torch_xla cannot record an inference tensor together with other tensors
     )
 
     debug: bool = False
@@ -69,7 +70,7 @@ class XLAExecution(Strategy):
         os.environ.pop(DEBUG, None)
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Explain torch's error that it has no thread for the backward passes of XLA devices."""
+        """Explain torch's error that its autograd engine has no thread for XLA devices."""
         if isinstance(error, RuntimeError) and _NO_QUEUE in str(error):
             return ConfigurationError(
                 "torch cannot compute gradients on XLA devices in this process, because it computed some on another "
@@ -98,14 +99,14 @@ class XLAExecution(Strategy):
 
 
 def _seed() -> int:
-    """Return a number derived from the state of torch's generator, without advancing it."""
+    """Return a number derived from the state of torch's generator, without drawing from the generator."""
     state = bytes(torch.get_rng_state().tolist())
     return int.from_bytes(hashlib.blake2b(state, digest_size=7).digest(), "little")
 
 
 def run_recorded() -> None:
     """Let the device execute the recorded operations, without waiting for the results."""
-    torch_xla.sync(reset_scope=False)  # keep an enclosing scope of torch_xla's profiler
+    torch_xla.sync(reset_scope=False)  # reset_scope=True would end a profiler scope of the caller
 
 
 def checked(
@@ -116,7 +117,7 @@ def checked(
     Args:
         cls: the strategy's class.
         unknown: arguments that the constructor does not have.
-        checkpoint_io, precision: the arguments ``checkpoint_io`` and ``precision_plugin``.
+        checkpoint_io, precision: the constructor's arguments ``checkpoint_io`` and ``precision_plugin``.
 
     Raises:
         UnknownArgumentError: there are unknown arguments; the message names the first and a similar known one.

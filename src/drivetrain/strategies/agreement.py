@@ -1,5 +1,5 @@
-"""Check that all ranks of a job were given the same arguments and model: exchange digests, then details if they
-differ.
+"""Check that all ranks of a job have the same arguments and the same model. The ranks exchange digests, and complete
+values only if the digests differ.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from drivetrain.strategies.strategy import Strategy
 
 _MOST = 8  # number of differences that a message shows
 _MISSING = "none"
-METHOD = "the method called"  # the key in ``Facts.job`` of the Trainer's method, such as fit
+METHOD = "the method called"  # the key in ``Facts.job`` whose value is the name of the called method, such as fit
 _CALL = COMPARISON
-# types of options whose text is compared; the text of other values may contain a memory address
+# For these types, the ``repr`` of an option is compared. The ``repr`` of other objects may contain a memory address.
 _OWN_VALUES = (bool, int, float, str, type(None))
 
 
 @dataclass
 class Facts:
-    """The arguments and the model of one rank, as text by name.
+    """What one rank compares with the other ranks: texts about its arguments and its model, by name.
 
     Attributes:
-        job: entries that must be equal on all ranks.
-        model: entries that must be equal within a data group; ranks outside it may hold another part of the model.
+        job: texts that must be equal on all ranks.
+        model: texts that must be equal on all ranks that have the same part of the model.
         seed: the seed of ``seed_everything``; it may differ between ranks.
         loggers: the loggers; they may differ between ranks.
-        changes: whether the model may still change before training; the models are then not compared.
+        changes: whether this rank's model may still change before training. If the model of any rank may, models are
+            not compared.
     """
 
     job: Mapping[str, str] = field(default_factory=dict)
@@ -55,8 +56,8 @@ class Agreement:
     """The result of the exchange, equal on all ranks.
 
     Attributes:
-        changes: the model of at least one rank may still change.
-        loggers: all ranks have the same loggers.
+        changes: whether the model of at least one rank may still change, so that the models were not compared.
+        loggers: whether all ranks have the same loggers.
     """
 
     changes: bool = False
@@ -66,9 +67,9 @@ class Agreement:
 def compare(world: Group, data: Group, facts: Facts) -> Agreement:
     """Compare the arguments and models of the ranks; every rank must call it.
 
-    The ranks exchange one text of fixed size that holds digests. Only if the digests differ do they exchange the
-    values. Different seeds cause a warning, not an error: parameters and the order of the data come from rank 0 in any
-    case, and different seeds are a common way to augment samples differently on each rank.
+    Each rank sends one text of fixed size with digests. Only if digests differ do the ranks exchange the values.
+    Different seeds cause a warning, not an error, because rank 0 decides the parameters and the order of the data in
+    any case, and different seeds are a common way to augment samples differently on each rank.
 
     Args:
         world: all ranks.
@@ -76,18 +77,18 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
         facts: the facts of this rank.
 
     Raises:
-        ConfigurationError: on all ranks, if something differs; the message shows each rank's value.
+        ConfigurationError: on all ranks, if arguments or models differ; the message shows each rank's value.
     """
     if world.size == 1:
         return Agreement(facts.changes)
     own = [
-        facts.job.get(METHOD, "compare_models").replace(" ", "_"),  # messages show only the first word
+        facts.job.get(METHOD, "compare_models").replace(" ", "_"),  # messages show a text up to its first space
         _digest(facts.job), str(data.ranks[0]), _digest(facts.model), _digest({"seed": facts.seed})[:8],
         _digest({"loggers": facts.loggers})[:8], str(int(facts.changes)),
     ]  # fmt: skip
     rows = [text.split() for text in _gathered(world, " ".join(own))]
     _, jobs, parts, models, seeds, loggers, changes = zip(*rows, strict=True)
-    final = "1" not in changes  # otherwise the models are compared later, when they are final
+    final = "1" not in changes  # if not, the models are compared later, when they are final
     same = len(set(jobs)) == 1 and not (final and len(set(zip(parts, models, strict=True))) > len(set(parts)))
     if not same or len(set(seeds)) > 1:
         everyones: list[Facts] = world.gather_objects(facts)
@@ -103,7 +104,7 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
 
 
 def _digest(texts: Mapping[str, str]) -> str:
-    """Return a digest of ``texts`` in their order, by which DDP matches parameters."""
+    """Return a digest of ``texts``. Their order matters, because DDP matches parameters by order."""
     return hashlib.sha256(repr(list(texts.items())).encode()).hexdigest()[:16]
 
 
@@ -175,7 +176,7 @@ def of_program(strategy: Strategy) -> dict[str, str]:
 
 
 def of_module(module: nn.Module) -> dict[str, str]:
-    """Return name, dtype, shape and ``requires_grad`` of each parameter and buffer."""
+    """Return the model's class, and dtype and shape of each parameter and buffer that DDP does not ignore."""
     ignored = names_ignored_by_ddp(module)
     texts = {"the class of the model": f"{type(module).__module__}.{type(module).__qualname__}"}
     for name, tensor in module.named_parameters():
@@ -187,8 +188,8 @@ def of_module(module: nn.Module) -> dict[str, str]:
 
 
 def of_optimizers(optimizers: Sequence[Optimizer], schedulers: Sequence[Any] = ()) -> dict[str, str]:
-    """Return the optimizers' classes and options, without the parameters, which an optimizer may divide among the
-    ranks.
+    """Return the classes and options of optimizers and schedulers. The parameters are left out, because an optimizer
+    may divide them among the ranks.
     """
     texts = {"the number of optimizers": str(len(optimizers)), "the number of schedulers": str(len(schedulers))}
     for index, optimizer in enumerate(optimizers):
@@ -211,7 +212,9 @@ def seed() -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a text for an option: a plain value as text, any other object as its name, which is equal on all ranks."""
+    """Return a text for an option that can be compared between ranks: the value if it is plain, the name of a function
+    or class, and only the class of any other object.
+    """
     if isinstance(value, _OWN_VALUES):
         return repr(value)
     if isinstance(value, (list, tuple)):

@@ -24,8 +24,10 @@ STATE_VERBS = (
 
 @contextmanager
 def alone(strategy: Strategy, what: Alone) -> Iterator[Alone]:
-    """Context in which this rank does not communicate; yields ``what``, the state that it can save alone."""
-    hurry()  # background saves that wait for other ranks soon give up
+    """Context in which this rank does not communicate; yields ``what``, the kind of state that this rank can save
+    alone.
+    """
+    hurry()  # lets background saves soon give up waiting for other ranks
     with standing_for(strategy, _groups=(LoneGroup(strategy.global_rank),) * 3):
         yield what
 

@@ -1,8 +1,9 @@
 """Split a batch into parts for several devices, and join the outputs of the parts.
 
-A batch is a tree, as in :mod:`drivetrain.base.tree`. Its size is the first dimension of its first tensor. Each tensor
-of that length is split along its first dimension, and so is each list of that length with strings, numbers or other
-plain objects. Tensors without dimensions and other plain values are passed unchanged to every part.
+A batch is a tree, as in :mod:`drivetrain.base.tree`. The size of a batch is the length of its first tensor along the
+first dimension. Every tensor with dimensions must have this length and is split along the first dimension. A list of
+this length with strings, numbers or other plain objects is split as well. Every part gets tensors without dimensions
+and all other plain values unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from drivetrain.errors import ConfigurationError, described
 
 
 def split_batch(batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any], list[int]]:
-    """Return a part of ``batch`` for each device, on that device, and the number of samples in each.
+    """Split ``batch`` over ``devices``; return the parts, each on its device, and the number of samples in each part.
 
     The first parts have one sample more if the batch cannot be split evenly. A batch with fewer samples than devices is
     split into parts of one sample.
@@ -46,7 +47,7 @@ def samples_in(batch: Any) -> int:
 
 
 def _lengths(batch: Any) -> Iterator[int]:
-    """Return the length of each tensor that has dimensions, in order, then of each list of plain objects."""
+    """Yield the length of each tensor that has dimensions, and then the length of each list of plain objects."""
     leaves = list(_leaves(batch))
     yield from (leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim)
     yield from (len(leaf) for leaf in leaves if _is_plain_list(leaf))
@@ -113,8 +114,8 @@ class Joiner:
     # ---- for hooks over the whole batch --------------------------------------------------------------------------
 
     def gathered(self, outputs: Sequence[Any]) -> Any:
-        """Return a tree of the parts' tensors, concatenated; numbers and tensors without dimensions are stacked, one
-        per part.
+        """Join the outputs of the parts into one tree. Tensors are concatenated; numbers and tensors without dimensions
+        become a tensor with one element per part.
 
         Other values become a list with one item for each part. If all parts return ``None``, the result is ``None``.
         """
@@ -135,10 +136,11 @@ class Joiner:
     # ---- without such a hook -------------------------------------------------------------------------------------
 
     def joined(self, outputs: Sequence[Any]) -> Any:
-        """Return the output that one device would return for the complete batch, if its numbers are means over samples.
+        """Return what one device would return for the complete batch, provided that numbers in the outputs are means
+        over samples.
 
-        Tensors with one element and numbers are averaged, weighted by samples; other tensors, and lists with an item
-        for each sample, are concatenated. Parts that return ``None`` are left out.
+        Numbers and tensors with one element are averaged, weighted by the number of samples. Other tensors, and lists
+        with an item for each sample, are concatenated. Parts that return ``None`` are left out.
         """
         if len(outputs) == 1:
             return outputs[0]
@@ -183,7 +185,7 @@ class Joiner:
             for _, weight in outputs
         ]
         counted = [index for index, weight in enumerate(weights) if isinstance(weight, Tensor) or weight]
-        if counted:  # a loss with weight 0 may have any value, also NaN
+        if counted:  # a loss whose weight is the number 0 is left out, because the loss may be NaN
             losses, weights = [losses[index] for index in counted], [weights[index] for index in counted]
         total: Any = functools.reduce(lambda one, other: one + other, weights)
         if isinstance(total, Tensor):
@@ -216,12 +218,16 @@ def _is_plain_list(tree: Any) -> bool:
 
 
 def _is_per_sample(items: Any, size: int) -> bool:
-    """Whether ``items`` is a list with one item per sample, and no item is a tensor about all samples."""
+    """Whether ``items`` is a list with one item per sample. The result is False if an item is a scalar tensor or a
+    tensor of ``size`` elements, because such a tensor describes all samples.
+    """
     if type(items) is not list or len(items) != size:
         return False
     return not any(isinstance(each, Tensor) and (each.ndim == 0 or len(each) == size) for each in items)
 
 
 def _is_weighted(output: Any) -> bool:
-    """Whether ``output`` is a ``WeightedLoss``, without importing that class from a higher layer."""
+    """Whether ``output`` is a ``WeightedLoss``, a class that this module must not import, because it is in a higher
+    layer.
+    """
     return getattr(output, "_fields", None) == ("loss", "weight") and isinstance(output.loss, Tensor)

@@ -1,11 +1,11 @@
-"""Batch norm with statistics over the batches of all ranks, on every device.
+"""Batch norm whose statistics are computed over the batches of all ranks, on any type of device.
 
-torch's ``nn.SyncBatchNorm`` raises an error on some devices, such as the CPU. Here a layer of the user's model gets
-another forward pass during a run and remains the same object: its parameters, buffers, hooks, names and references do
-not change.
+torch's ``nn.SyncBatchNorm`` raises an error on some devices, such as the CPU. This module instead changes the class of
+each batch norm in the user's model for the duration of a run. The layer remains the same object, so its parameters,
+buffers, hooks and names do not change.
 
 Per layer and training step the ranks exchange ``2 C + 1`` numbers in the forward pass and ``2 C`` in the backward pass,
-for C channels. No value is read back from a device, so the host never waits for one.
+for C channels. The host never reads a value from an accelerator, so it does not wait for the accelerator.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ _OF_A_RUN = ("counts", "data_group")  # attributes that a layer has only while i
 class TorchSyncBatchNorm(LayerSync):
     """The layer synchronisation of ``Trainer(sync_batchnorm=True)``: batch norm with statistics over all ranks.
 
-    Layers are changed in place, including subclasses without their own ``forward``. A ``nn.SyncBatchNorm``, which torch
-    refuses on the CPU, keeps its own process group; other layers use :attr:`group`. In a group of one, without a
-    process group, and in evaluation, a layer behaves as before: without running statistics it evaluates with the
-    statistics of the rank's own batch. A copy of a layer, pickled or not, has the layer's original class.
+    Layers are changed in place. A layer whose class overrides ``forward`` is not changed. An ``nn.SyncBatchNorm`` keeps
+    its own process group; other layers use :attr:`group`. In evaluation, without a process group, and in a group of one
+    process, a layer behaves as before; a layer without running statistics evaluates with the statistics of the rank's
+    own batch. A copied or unpickled layer has its original class.
 
-    Every rank must run the same layers in the same order, forward and backward; a batch without samples takes part like
-    any other. Double backward is not supported.
+    Every rank must run the same layers in the same order, in the forward and in the backward pass. This also holds for
+    a rank whose batch has no samples. Double backward is not supported.
     """
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """Let every batch norm in ``model``, or ``model`` itself, compute its training statistics over all ranks.
+        """Let each batch norm in ``model`` compute its training statistics over all ranks, unless its class overrides
+        ``forward``.
 
         Raises:
             ConfigurationError: a lazy layer has not seen a batch yet, so its class will still change.
@@ -52,7 +53,7 @@ class TorchSyncBatchNorm(LayerSync):
         changing, overridden = [], []
         for name, layer in model.named_modules():
             cls = type(layer)
-            # a subclass of torch's SyncBatchNorm may have its own exchange
+            # a subclass of torch's SyncBatchNorm may have its own exchange of statistics
             own_exchange = isinstance(layer, nn.SyncBatchNorm) and cls is not nn.SyncBatchNorm
             if not isinstance(layer, BatchNorm) or isinstance(layer, _Synchronised) or own_exchange:
                 continue
@@ -65,7 +66,7 @@ class TorchSyncBatchNorm(LayerSync):
                 overridden.append(f"{name!r} ({cls.__name__})")
             else:
                 changing.append(layer)
-        for layer in changing:  # if one layer cannot be changed, no layer is
+        for layer in changing:  # after all checks, so that an error leaves every layer unchanged
             kind: type = type(layer)
             layer.__class__ = _synchronised_class(kind)
             vars(layer)["data_group"] = self.group
@@ -78,7 +79,7 @@ class TorchSyncBatchNorm(LayerSync):
         return model
 
     def revert(self, model: nn.Module) -> nn.Module:
-        """Return ``model``, with the original classes of its layers."""
+        """Give the layers of ``model`` their original classes again; return ``model``."""
         for layer in model.modules():
             if isinstance(layer, _Synchronised):
                 for name in _OF_A_RUN:
@@ -87,7 +88,7 @@ class TorchSyncBatchNorm(LayerSync):
         return model
 
     def count_batches(self, model: nn.Module, counts: bool) -> None:
-        """Set whether the statistics include this rank's next batches; it takes part in the exchange in any case."""
+        """Set whether the statistics include this rank's next batches; the rank joins the exchange in any case."""
         for layer in model.modules():
             if isinstance(layer, _Synchronised):
                 layer.counts = counts
@@ -97,11 +98,11 @@ class TorchSyncBatchNorm(LayerSync):
 
 
 class _Synchronised(BatchNorm):
-    """The class of a synchronised layer; it is always combined with the layer's original class, ``was``."""
+    """Base of the classes that synchronised layers have during a run; ``was`` is a layer's original class."""
 
     was: type[BatchNorm]
     counts: bool = True  # whether the statistics include this rank's batch: see count_batches
-    data_group: Any = None  # the process group for layers without their own
+    data_group: Any = None  # the process group, unless the layer has its own
 
     def forward(self, input: Tensor) -> Tensor:
         group = getattr(self, "process_group", None) or self.data_group
@@ -120,7 +121,7 @@ class _Synchronised(BatchNorm):
         return cast(Tensor, normalized)
 
     def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        """Move the running statistics towards the batch statistics; an empty batch does not change them."""
+        """Move the running statistics towards the batch statistics; no change if all ranks' batches are empty."""
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         if self.running_mean is None or self.running_var is None:
@@ -137,7 +138,7 @@ class _Synchronised(BatchNorm):
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)
         state = {name: value for name, value in reduced[2].items() if name not in _OF_A_RUN}
-        # pickle could not import this class, which is created at run time
+        # pickle the original class, because pickle cannot import this class, which is created at run time
         return (object.__new__, (self.was,), state, *reduced[3:])
 
 
@@ -154,9 +155,7 @@ def _synchronised_class(was: type) -> type:
 
 
 def _statistics(input: Tensor, peers: Peers) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean and biased variance of all ranks' inputs, (C), and the number of values per channel; at least
-    float32.
-    """
+    """Return mean, biased variance and number of values per channel over all ranks' inputs, in float32 or wider."""
     dims, channels = [0, *range(2, input.dim())], input.shape[1]
     count = input.numel() // max(channels, 1)
     wide = torch.promote_types(input.dtype, torch.float32)
@@ -167,7 +166,7 @@ def _statistics(input: Tensor, peers: Peers) -> tuple[Tensor, Tensor, Tensor]:
     rows = peers.gather(own).to(input.device)
     counts, means, variances = rows[:, :1], rows[:, 1 : 1 + channels], rows[:, 1 + channels :]
     total = counts.sum()
-    # other devices would have to synchronise for this check
+    # only on the host, because on an accelerator this check would wait for the device
     if count < 2 and input.device.type == HOST.type and total == 1:
         raise ValueError(
             f"The {len(peers.ranks)} ranks together gave one value per channel (here, a batch of shape "
@@ -175,13 +174,15 @@ def _statistics(input: Tensor, peers: Peers) -> tuple[Tensor, Tensor, Tensor]:
         )
     some = total.clamp(min=1)
     mean = (counts * means).sum(0) / some
-    # mean(x^2) - mean^2, a difference of large squares, would lose precision
+    # the formula mean(x^2) - mean^2 would lose precision, because it subtracts large numbers
     var = (counts * (variances + (means - mean).square())).sum(0) / some
     return mean, var, total
 
 
 class _Normalized(torch.autograd.Function):
-    """``input`` normalized with given statistics; gradients also flow through them to the input of every rank."""
+    """Normalizes ``input`` with given statistics; gradients also flow through the statistics to the inputs of all
+    ranks.
+    """
 
     @staticmethod
     def forward(
@@ -197,14 +198,14 @@ class _Normalized(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         input, weight, mean, var, count = ctx.saved_tensors
         to_input, to_weight, to_bias = None, torch.zeros_like(mean), torch.zeros_like(mean)
-        if input.numel():  # the kernel divides by the number of elements
+        if input.numel():  # the kernel divides by this number
             _, to_weight, to_bias = torch.ops.aten.native_batch_norm_backward(
                 gradient, input, weight, mean, var, None, None, False, ctx.eps, [False, True, True]
             )
         if ctx.needs_input_grad[0]:
             sums = ctx.peers.all_reduce(torch.cat([to_weight, to_bias]), dist.ReduceOp.SUM)
             scale = weight * (var + ctx.eps).rsqrt()
-            seen = float(ctx.counts)  # 0 if the statistics do not include this input: they do not depend on it
+            seen = float(ctx.counts)  # 0 if the statistics do not include, and so do not depend on, this input
             slope, offset = (sums / -count.clamp(min=1)).view(2, -1) * scale * seen
             # The gradient through the statistics is linear in the normalized input. This gradient may nearly cancel the
             # direct gradient, so their sum is rounded to 16 bits only at the end.

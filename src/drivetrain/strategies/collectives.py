@@ -1,19 +1,19 @@
 """Collectives over torch.distributed: gather, broadcast, reduce, barrier, decisions.
 
-Before each operation, the ranks exchange one small message of fixed size that describes it. If the operations, shapes
-or names differ, every rank raises the same error, and none waits forever. The message is exchanged in host memory if
-the group has a backend for the host ("cpu:gloo,cuda:nccl"); otherwise the exchange waits for the device. Only a rank
-that never calls the function is detected by the group's timeout instead. ``all_gather`` and ``reduce`` take several
-times as long with this message, so ``checks`` can turn it off: ranks that differ then hang or get wrong values, as with
-torch's own collectives.
+Before each operation, the ranks exchange one small message of fixed size that describes the operation. If the
+operations, shapes or names differ, every rank raises the same error, and no rank waits forever. The message is
+exchanged in host memory if the group has a backend for the host ("cpu:gloo,cuda:nccl"); otherwise the exchange waits
+for the device. If a rank calls no collective at all, the others wait until the group's timeout. ``all_gather`` and
+``reduce`` take several times as long with this message, so their argument ``checks`` can turn it off. Ranks whose calls
+differ then hang or get wrong values, as with torch's own collectives.
 
-Without a process group, and in a group of one, every function returns its input. ``group`` is a process group that
-contains this process; ``None`` means all processes. If the group's backends do not support a tensor's device, it is
-copied to ``device`` or to the host for the exchange; the result is on the input's device. Ranks are always global
-ranks.
+Each function gets the ranks that take part, ``peers``: :class:`drivetrain.strategies.group.TorchGroup` calls them. If
+the group's backends do not support a tensor's device, it is copied to the peers' device or to the host for the
+exchange; the result is on the input's device. Ranks are always global ranks.
 
-Objects are pickled. A rank unpickles only data from other ranks of the same job: a process that can send to the group
-can run code in it, as with torch's own object collectives. Nothing from outside the job is unpickled.
+Objects are pickled. A rank unpickles only data from other ranks of the same job. Unpickling can run code, so a process
+that can send to the group can run code in the ranks, as with torch's own object collectives. Nothing from outside the
+job is unpickled.
 """
 
 from __future__ import annotations
@@ -30,17 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain.errors import ConfigurationError, UnknownNameError, described, did_you_mean, shown
-from drivetrain.strategies.peers import (
-    CURES,
-    Checks,
-    Peers,
-    as_bytes,
-    differing_names,
-    dumped,
-    loaded,
-    nearest,
-    peers_of,
-)
+from drivetrain.strategies.peers import CURES, Peers, as_bytes, differing_names, dumped, loaded, nearest
 
 _OPERATIONS = {"avg": "mean", "prod": "product"}
 _BITWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -55,24 +45,14 @@ _TORCHS = ["avg", "sum", "min", "max", "product", *_BITWISE]
 # ---- the functions ---------------------------------------------------------------------------------------------------
 
 
-def all_gather(
-    tensor: Tensor,
-    group: Any = None,
-    sync_grads: bool = False,
-    *,
-    device: torch.device | None = None,
-    checks: Checks | None = None,
-) -> Tensor:
-    """Return every rank's tensor, stacked in the order of ranks; with one process, the tensor itself.
+def all_gather(peers: Peers, tensor: Tensor, sync_grads: bool = False) -> Tensor:
+    """Return every rank's tensor, stacked in the order of ranks.
 
     Args:
+        peers: the participating ranks.
         tensor: any shape and dtype, equal on every rank; a scalar tensor gives ``(world_size,)``.
-        group: the participating ranks; ``None``: all.
         sync_grads: let gradients flow back. The gradient of this rank's tensor is the sum over all ranks of the
             gradients of its slice; every rank must run the backward pass. Otherwise the result is detached.
-        device: where to copy tensors that the group does not support; ``None``: the host, or the first supported
-            device.
-        checks: whether the ranks compare this call before it runs; ``None``: they do.
 
     Returns:
         ``(world_size, *tensor.shape)``.
@@ -80,9 +60,6 @@ def all_gather(
     Raises:
         ConfigurationError: on every rank, if shapes, dtypes or ``sync_grads`` differ between ranks.
     """
-    peers = peers_of("all_gather", group, device, checks)
-    if peers is None:
-        return tensor
     problem = _unsendable(tensor)
     with_gradients = problem is None and sync_grads and tensor.requires_grad and torch.is_grad_enabled()
     peers.agree_on_tensor("" if problem else f"{_kind(tensor)}{', with gradients' * with_gradients}", problem)
@@ -91,14 +68,13 @@ def all_gather(
     return _stacked(tensor.detach(), peers)
 
 
-def broadcast(obj: Any, src: int = 0, group: Any = None, *, device: torch.device | None = None) -> Any:
+def broadcast(peers: Peers, obj: Any, src: int = 0) -> Any:
     """Return rank ``src``'s ``obj`` on every rank.
 
     Args:
+        peers: the participating ranks.
         obj: on rank ``src``, a tensor or any picklable object; ignored on the other ranks.
         src: the *global* source rank, also inside a group, as in torch.
-        group: the participating ranks; ``None``: all.
-        device: the device here for tensors that were on another rank's accelerator; ``None``: the current one.
 
     Returns:
         On rank ``src``, ``obj`` itself; elsewhere a new object. A tensor keeps its shape, dtype and ``requires_grad``,
@@ -108,9 +84,6 @@ def broadcast(obj: Any, src: int = 0, group: Any = None, *, device: torch.device
         ConfigurationError: on every rank, if ranks name different sources, the source is not in the group, or the
             object cannot be pickled.
     """
-    peers = peers_of("broadcast", group, device)
-    if peers is None:
-        return obj
     data, problem = b"", None
     form: Any = None
     if src not in peers.ranks:
@@ -133,33 +106,23 @@ def broadcast(obj: Any, src: int = 0, group: Any = None, *, device: torch.device
     return _unpacked(peers.send(_bytes(values), src), dtype, shape).requires_grad_(requires_grad)
 
 
-def reduce(
-    tensor: Any,
-    group: Any = None,
-    reduce_op: Any = "mean",
-    *,
-    device: torch.device | None = None,
-    checks: Checks | None = None,
-) -> Any:
+def reduce(peers: Peers, tensor: Any, reduce_op: Any = "mean") -> Any:
     """Return the element-wise reduction of every rank's tensor; other values are returned unchanged.
 
-    Sums use a wider type, so that no precision is lost: float64 for float32, float32 for 16-bit types, int64 for
-    integers; a mean is divided once. The mean of integers or booleans is float64: the mean of 1 and 2 is 1.5. Sums and
-    products of integers or booleans are int64, as in torch. All other results have the input's dtype. NaN on one rank
-    makes the result NaN on all ranks.
+    Sums are computed in a wider dtype to keep precision: float64 for float32, float32 for 16-bit types, int64 for
+    integers. A mean is such a sum, divided once. The mean of integers or booleans is float64: the mean of 1 and 2 is
+    1.5. Sums and products of integers or booleans are int64, as in torch. All other results have the input's dtype. NaN
+    on one rank makes the result NaN on all ranks.
 
     Args:
+        peers: the participating ranks.
         tensor: the same shape and dtype on every rank. ``tensor`` is not changed, and the result is detached from its
             graph.
-        group: the participating ranks; ``None``: all.
         reduce_op: "mean" (or "avg"), "sum", "min", "max", "product" (or "prod"), or one of these or a bitwise one as a
             ``ReduceOp``; ``None`` is the mean.
-        device: where to copy tensors that the group does not support; ``None``: the host, or the first supported
-            device.
-        checks: as in :func:`all_gather`.
 
     Returns:
-        The result, the same on every rank; with one process, ``tensor`` itself in its own dtype.
+        The result, the same on every rank.
 
     Raises:
         UnknownNameError: the operation is unknown.
@@ -168,105 +131,61 @@ def reduce(
     operation = operation_of(reduce_op)
     if not isinstance(tensor, Tensor):
         return tensor
-    peers = peers_of("reduce", group, device, checks)
-    if peers is None:
-        return tensor
     problem = _unsendable(tensor) or _irreducible(tensor, operation)
     peers.agree_on_tensor(f"{operation} of {_kind(tensor)}", problem)
     return _reduced(tensor.detach(), operation, peers)
 
 
-def barrier(group: Any = None, name: str | None = None, *, device: torch.device | None = None) -> None:
+def barrier(peers: Peers, name: str | None = None) -> None:
     """Wait until every rank of the group has called this.
 
     Args:
-        group: the participating ranks; ``None``: all.
+        peers: the participating ranks.
         name: the name of this barrier, for the message if ranks wait at different ones.
-        device: for a group without a backend for the host.
 
     Raises:
-        ConfigurationError: on every rank, if a rank waits at a barrier of another name or calls another function.
+        ConfigurationError: on every rank, if the ranks wait at barriers of different names or call different functions.
     """
-    peers = peers_of("barrier", group, device)
-    if peers is not None:
-        peers.agree("" if name is None else repr(name))
+    peers.agree("" if name is None else repr(name))
 
 
-def reduce_boolean_decision(
-    decision: bool, all: bool = True, group: Any = None, *, device: torch.device | None = None
-) -> bool:
+def reduce_boolean_decision(peers: Peers, decision: bool, all: bool = True) -> bool:
     """Return whether every rank passes True; with ``all=False``, whether at least one does.
 
     Raises:
         ConfigurationError: on every rank, if the ranks' values of ``all`` differ.
     """
-    peers = peers_of("reduce_boolean_decision", group, device)
-    if peers is None:
-        return bool(decision)
     [(least, most), _] = peers.agree(f"all={all}", int(bool(decision)))
     return bool(least if all else most)
 
 
-def gather_objects(obj: Any, group: Any = None, *, device: torch.device | None = None) -> list[Any]:
-    """Return every rank's object in the order of ranks, on every rank; this rank's own object is ``obj`` itself.
-
-    Args:
-        obj: any picklable object.
-        group: the participating ranks; ``None``: all.
-        device: the device here for tensors that were on another rank's accelerator; ``None``: the current one.
-
-    Raises:
-        ConfigurationError: on every rank, if a rank's object cannot be pickled.
-    """
-    peers = peers_of("gather_objects", group, device)
-    return [obj] if peers is None else _gathered(obj, peers)
-
-
-def gather_keyed(
-    names: Sequence[str], values: Tensor, group: Any = None, *, device: torch.device | None = None
-) -> Tensor:
+def gather_keyed(peers: Peers, names: Sequence[str], values: Tensor) -> Tensor:
     """Return every rank's numbers, after a check that their names are equal on all ranks.
 
-    The first message, of fixed size, compares the names; the second carries all numbers. The caller reduces them: sums
-    and counts may need an exact reduction.
+    The ranks first compare the names in a message of fixed size, and then exchange all numbers. The function does not
+    reduce the numbers, because sums and counts may need an exact reduction.
 
     Args:
+        peers: the participating ranks.
         names: the names of the numbers, in order; one name may have several numbers.
         values: ``(n,)``, the same length and dtype on every rank: float64 if the device supports it.
-        group: the participating ranks; ``None``: all.
-        device: where to copy tensors that the group does not support; ``None``: the host, or the first supported
-            device.
 
     Returns:
-        ``(world_size, n)``, on the device of ``values``; with one process ``(1, n)``.
+        ``(world_size, n)``, on the device of ``values``.
 
     Raises:
-        ConfigurationError: on every rank, if names or lengths differ; the message shows what each rank has and others
-            lack.
+        ConfigurationError: on every rank, if names or lengths differ; the message shows the differing names.
     """
-    peers = peers_of("gather_keyed", group, device)
-    wrong = values.ndim != 1
-    if peers is None and wrong:
-        raise ConfigurationError(
-            f"gather_keyed() got values of shape {tuple(values.shape)}: they are one row. Write values.flatten()."
-        )
-    if peers is None:
-        return values.detach().unsqueeze(0)
-    _agree_on_names(peers, names, _kind(values), wrong)
+    _agree_on_names(peers, names, _kind(values), values.ndim != 1)
     return _stacked(values.detach(), peers)
 
 
-def reduce_keyed(
-    names: Sequence[str], sums: Tensor, most: Tensor, group: Any = None, *, device: torch.device | None = None
-) -> tuple[Tensor, Tensor]:
+def reduce_keyed(peers: Peers, names: Sequence[str], sums: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sums of every rank's ``sums`` and the largest of their ``most``, after a check that their names are
     equal on all ranks. If one rank has NaN, the result is NaN on all.
 
     The size of the exchange does not depend on the number of ranks. Arguments and errors: see :func:`gather_keyed`.
     """
-    peers = peers_of("reduce_keyed", group, device)
-    if peers is None:
-        return sums.detach(), most.detach()
     _agree_on_names(peers, names, f"{_kind(sums)}, {_kind(most)}", sums.ndim != 1 or most.ndim != 1)
     largest = _reduced(most.detach(), "max", peers) if most.numel() else most.detach()
     return _reduced(sums.detach(), "sum", peers), largest
@@ -275,7 +194,7 @@ def reduce_keyed(
 def _agree_on_names(peers: Peers, names: Sequence[str], kinds: str, wrong: bool) -> None:
     rows, _ = peers.meet(f"{len(names)} names, {kinds}", failed=wrong, also="\0".join(names))
     if len({row.digest for row in rows}) > 1 and builtins.all(row.call == peers.call for row in rows):
-        each = _gathered(list(names), peers)  # all ranks have the same rows, so every rank calls this
+        each = gather_objects(peers, list(names))  # all ranks have the same rows, so every rank calls this
         if any(other != each[0] for other in each):
             raise ConfigurationError(differing_names(each, peers.ranks))
     peers.check(rows)
@@ -290,14 +209,13 @@ def as_tensor(leaf: Any, device: torch.device, reduce_op: Any = "max") -> Any:
     Args:
         leaf: any value. An int becomes int64; a float becomes float64, or float32 on a device without float64.
         device: the device of this rank.
-        reduce_op: the operation that follows. The tensor gets the dtype of that operation's result, so that the dtype
-            is the same with one process, where nothing is reduced: a float for the mean of integers, int64 for their
-            sum.
+        reduce_op: the operation that follows. The tensor gets the dtype of the operation's result (a float for the mean
+            of integers, int64 for their sum), also with one process, where nothing is reduced.
 
     Raises:
         UnknownNameError: the operation is unknown.
     """
-    numpy = sys.modules.get("numpy")  # numpy is optional: if it is not imported, no value has one of its types
+    numpy = sys.modules.get("numpy")  # numpy is optional; if it is not imported, no value has a numpy type
     if numpy is not None and isinstance(leaf, (numpy.generic, numpy.ndarray)):
         if leaf.dtype.kind not in "biufc":
             return leaf
@@ -318,8 +236,8 @@ def as_tensor(leaf: Any, device: torch.device, reduce_op: Any = "max") -> Any:
 
 
 class _Gather(torch.autograd.Function):
-    """Every rank's tensor, stacked; the gradient of this rank's tensor is the sum of all ranks' gradients of its
-    slice.
+    """Stacks the tensors of all ranks. The gradient of this rank's tensor is the sum of the gradients that its slice
+    gets on all ranks.
     """
 
     @staticmethod
@@ -333,7 +251,9 @@ class _Gather(torch.autograd.Function):
 
 
 class _OwnSlice(torch.autograd.Function):
-    """This rank's slice of the sum of all ranks' stacks: the backward pass of ``_Gather``, and the other way round."""
+    """Sums the stacks of all ranks and returns this rank's slice. This is the backward pass of ``_Gather``, and
+    ``_Gather`` is the backward pass of this function.
+    """
 
     @staticmethod
     def forward(ctx: Any, stack: Tensor, peers: Peers) -> Tensor:
@@ -352,7 +272,7 @@ def _stacked(tensor: Tensor, peers: Peers) -> Tensor:
 
 def _bytes(tensor: Tensor) -> Tensor:
     dense = tensor.resolve_conj().resolve_neg().contiguous()
-    # the stride of a tensor with one element is arbitrary
+    # A contiguous tensor with one element may have any stride, but view(torch.uint8) requires the stride 1.
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
@@ -422,7 +342,7 @@ def _irreducible(tensor: Tensor, operation: str) -> str | None:
 
 
 def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
-    """Reduce a tensor after the ranks have compared their calls."""
+    """Reduce a tensor over the ranks, which must have compared their calls before."""
     dtype, home = tensor.dtype, tensor.device
     if operation in _BITWISE:
         return functools.reduce(_BITWISE[operation], _stacked(tensor, peers).unbind())
@@ -463,8 +383,8 @@ def _float64(device: torch.device) -> torch.dtype:
 
 
 def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
-    """Return the smallest or largest of every rank's values. Backends treat NaN differently, so a mask of the NaNs is
-    reduced separately.
+    """Return the element-wise minimum or maximum of all ranks' values. Backends treat NaN differently, so a mask of the
+    NaNs is reduced separately.
     """
     sign = 1.0 if operation == "max" else -1.0
     nan = values.isnan()
@@ -476,9 +396,18 @@ def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
 # ---- objects ---------------------------------------------------------------------------------------------------------
 
 
-def _gathered(obj: Any, peers: Peers) -> list[Any]:
+def gather_objects(peers: Peers, obj: Any) -> list[Any]:
+    """Return every rank's object in the order of ranks, on every rank; this rank's own object is ``obj`` itself.
+
+    Args:
+        peers: the participating ranks.
+        obj: any picklable object.
+
+    Raises:
+        ConfigurationError: on every rank, if a rank's object cannot be pickled.
+    """
     data, problem = dumped(obj)
-    # equal on all ranks only if all objects are equal, and then no rank needs another's
+    # equal on all ranks only if all objects are small and equal; then no rank needs another rank's object
     content = int.from_bytes(hashlib.sha256(data).digest()[:7], "big") if len(data) <= _SMALL else peers.rank
     (least, size), (low, high) = peers.agree(problem or "", len(data), content, failed=problem is not None)
     if least == size <= _SMALL and low == high:

@@ -1,9 +1,10 @@
-"""Sequences split over ranks: attention over complete sequences, and each rank's part of a sequence.
+"""Split sequences over ranks, and compute attention over the complete sequences.
 
-Each rank of a context-parallel group computes on a part of every sequence. Only attention needs the other parts: before
-it, the ranks exchange heads for positions (arXiv 2309.14509, "Ulysses"), so that each computes plain attention
-over complete sequences for some heads; afterwards the ranks exchange back. A module calls :func:`attention`,
-:func:`positions` and :func:`gather`; in a run that does not split sequences, they work on complete sequences.
+Each rank of a context-parallel group computes on a part of every sequence. Only attention needs the parts of other
+ranks. For attention, the ranks exchange heads for positions (arXiv 2309.14509, "Ulysses"): each rank computes plain
+attention over complete sequences for some of the heads, and then the ranks exchange the results back. With "ring",
+torch's ring attention replaces this exchange. A module calls :func:`attention`, :func:`positions` and :func:`gather`.
+In a run that does not split sequences, these functions work on complete sequences.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ KINDS = ("ulysses", "ring")
 CONTEXT = "context_parallel"
 Part = Callable[[Tensor, int], Tensor]
 Dims = int | Mapping[Any, int] | Callable[[Any, Part], Any]
-"""The dimension of a batch's tensors that is the sequence; see ``ModelParallelStrategy(sequence_dims=...)``."""
+"""Which dimension of a batch's tensors is the sequence; see ``ModelParallelStrategy(sequence_dims=...)``."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Context:
     _open: ExitStack = field(default_factory=ExitStack)
 
     def enter(self, device: torch.device) -> None:
-        """Make this the context that the functions of this module use.
+        """Let the functions of this module use this context.
 
         Raises:
             ConfigurationError: torch has no ring attention for the device.
@@ -75,7 +76,7 @@ class Context:
         return tensor.narrow(dim, share * self.group.index, share).contiguous()
 
 
-_ENTERED: list[Context] = []  # the run's context, if it splits sequences
+_ENTERED: list[Context] = []  # the run's context, if the run splits sequences
 
 
 def leave_all() -> None:
@@ -101,12 +102,13 @@ def attention(
 
     Args:
         query, key, value: this rank's parts, (batch, heads, positions of this rank, features).
-        attn_mask: for complete sequences, (..., positions, positions), on every rank; its dimension of heads is 1 or
-            that of ``query``.
+        attn_mask: a mask for complete sequences, (..., positions, positions), which every rank passes. It has one head
+            or as many as ``query``.
         dropout_p, is_causal, scale, enable_gqa: as in torch's function; a causal mask applies to complete sequences.
 
     Raises:
-        ConfigurationError: the number of heads is not divisible by the ranks, or the mask is only for a part.
+        ConfigurationError: the number of heads is not divisible by the number of ranks, or the mask does not cover
+            complete sequences.
     """
     options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     context = _ENTERED[-1] if _ENTERED else None
@@ -122,13 +124,13 @@ def attention(
 
 
 def positions(length: int, device: torch.device | None = None) -> Tensor:
-    """Return the positions in complete sequences of the ``length`` elements that this rank has."""
+    """Return the positions that this rank's ``length`` elements have in the complete sequences."""
     first = length * _ENTERED[-1].group.index if _ENTERED else 0
     return torch.arange(first, first + length, device=device)
 
 
 def gather(tensor: Tensor, dim: int) -> Tensor:
-    """Return the complete sequences on every rank, from each rank's part; gradients flow back."""
+    """Join the parts of all ranks into complete sequences, on every rank; gradients flow back to the parts."""
     if not _ENTERED:
         return tensor
     return torch.cat(list(_ENTERED[-1].group.all_gather(tensor, sync_grads=tensor.requires_grad)), dim)
@@ -163,10 +165,11 @@ def check_arguments(owner: str, size: int, dims: Dims | None, kind: str) -> None
 
 
 def dims_for(module: nn.Module, given: Dims | None, owner: str) -> Dims:
-    """Return which dimensions of a batch are sequences: the argument of the strategy ``owner``, or the module's.
+    """Return which dimensions of a batch are sequences: the argument of the strategy ``owner``, or the module's
+    attribute ``sequence_dims``.
 
     Raises:
-        ConfigurationError: neither names them.
+        ConfigurationError: neither names the dimensions.
     """
     dims: Dims | None = getattr(module, "sequence_dims", None) if given is None else given
     if dims is None:
@@ -233,7 +236,7 @@ def _split_fields(batch: Any, dims: Mapping[Any, int]) -> Any:
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all: each rank sends slices of dimension ``split_dim`` and receives slices of ``join_dim``."""
+    """All-to-all exchange: each rank sends slices along ``split_dim``, and joins received slices along ``join_dim``."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, handle: Any, split_dim: int, join_dim: int) -> Tensor:
@@ -251,8 +254,8 @@ class _Exchange(torch.autograd.Function):
 
 
 def _with_heads_for(size: int, tensor: Tensor, heads: int, enable_gqa: bool) -> Tensor:
-    """Return keys or values with a number of heads that is divisible by ``size``; heads that queries share are
-    repeated.
+    """Return keys or values whose number of heads is divisible by ``size``. For this, heads that several query heads
+    share are repeated.
     """
     own = tensor.shape[1]
     if heads % size:
@@ -285,7 +288,7 @@ def _own_heads(mask: Tensor, heads: int, lengths: tuple[int, int], group: Group)
 
 
 def _ring(handle: Any, size: int, device: torch.device) -> Any:
-    """Context in which torch's ring attention replaces plain attention, for parts in the order of the ranks.
+    """Return a context in which torch's ring attention replaces plain attention; parts remain in the order of ranks.
 
     Raises:
         ConfigurationError: torch has no ring attention for this device.
@@ -297,6 +300,6 @@ def _ring(handle: Any, size: int, device: torch.device) -> Any:
         )
 
     keep_order_in_ring()
-    buffer = torch.zeros(size, device=device)  # torch requires a buffer
+    buffer = torch.zeros(size, device=device)  # torch requires at least one buffer to split
     mesh = device_mesh.DeviceMesh.from_group(handle, device.type)
     return ring.context_parallel(mesh, buffers=[buffer], buffer_seq_dims=[0], no_restore_buffers={buffer})

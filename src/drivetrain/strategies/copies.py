@@ -1,4 +1,4 @@
-"""Which ranks hold the same values of a tensor; the tensors that make up the state of a model and its optimizers."""
+"""Find the ranks that have copies of a tensor, and the tensors that make up the state of a model and its optimizers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from drivetrain.strategies.strategy import Strategy
 
 
 def ranks_with_copies(strategy: Strategy, tensor: Tensor) -> tuple[int, ...]:
-    """Return the ranks, this one among them, that hold the same values of ``tensor`` as this rank.
+    """Return the ranks that have the same values of ``tensor`` as this rank, including this rank.
 
-    A plain tensor is on all ranks of the data group. The placements of a DTensor define along which dimensions of its
-    mesh it is replicated.
+    All ranks of the data group have the same values of a plain tensor. The placements of a DTensor define along which
+    dimensions of its mesh it is replicated.
     """
     if not is_dtensor(tensor):
         return tuple(strategy.data.ranks)
@@ -31,11 +31,12 @@ def ranks_with_copies(strategy: Strategy, tensor: Tensor) -> tuple[int, ...]:
 
 
 def named_state(module: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield the parameters, the buffers and the optimizers' tensors that have values, in the same order on all ranks.
+    """Yield parameters, buffers and optimizer states in the same order on all ranks, without meta and quantized
+    tensors.
 
     Yields:
-        A name such as "layer.weight" or "exp_avg of layer.weight"; the name of the parameter or buffer in it, "" for a
-        parameter that the module does not have; the tensor.
+        Three values: a name such as "layer.weight" or "exp_avg of layer.weight"; the name of the parameter or buffer
+            alone, or "" if the module does not have the parameter; the tensor.
     """
     named = plain_names({**dict(module.named_parameters()), **dict(module.named_buffers())})
     names = {id(tensor): name for name, tensor in named.items()}

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
 _BATCHED = "batched_grad_copy"
-_MANY, _SMALL = 12, 300_000  # with fewer parameters, or more numbers in all, separate copies are as fast
+_MANY, _SMALL = 12, 300_000  # batched copies are faster only from _MANY parameters on, up to _SMALL elements
 
 
 class DDPArguments(TypedDict, total=False):
@@ -67,21 +67,21 @@ class DDPArguments(TypedDict, total=False):
 class DDPStrategy(ParallelStrategy):
     """``torch.nn.parallel.DistributedDataParallel`` around the model while it is trained.
 
-    Evaluation and prediction call the model without the wrapper; only user code communicates.
+    Evaluation and prediction call the model without this wrapper, so only the user's code communicates there.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
             timeout: as for :class:`ParallelStrategy`.
         ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: how gradients are exchanged; see torch's communication hooks.
-        model_averaging_period: the number of optimizer steps between two averages of the parameters over all ranks;
-            with ``ddp_comm_hook=post_localSGD_hook`` and a ``PostLocalSGDState``. In the first ``start_localSGD_iter``
-            steps of that state, gradients are averaged over all ranks; afterwards only over its ``subgroup``
-            (``None``: the ranks of each machine). Between two averages, the ranks' parameters differ: each rank
-            evaluates its own, and a checkpoint contains rank 0's parameters and optimizer state, from which all ranks
+        model_averaging_period: the number of optimizer steps after which parameters are averaged over all ranks. This
+            needs ``ddp_comm_hook=post_localSGD_hook`` and a ``PostLocalSGDState``. In the first ``start_localSGD_iter``
+            steps, gradients are averaged over all ranks; afterwards only over the ``subgroup`` of the state (``None``:
+            the ranks of each machine). Between two averages, the ranks' parameters differ: each rank evaluates with its
+            own parameters, and a checkpoint contains rank 0's parameters and optimizer state, from which all ranks
             resume.
-        start_method: the launcher that starts the processes if no cluster does: "popen" runs the program again;
-            "spawn", "fork" and "forkserver" pass this process's objects to new processes; "ray" passes them to actors
-            of a Ray cluster.
+        start_method: the launcher that starts the processes if no cluster has started them: "popen" runs the program
+            again; "spawn", "fork" and "forkserver" pass this process's objects to new processes; "ray" passes them to
+            actors of a Ray cluster.
         ddp_arguments: further arguments of DistributedDataParallel's constructor, such as ``find_unused_parameters``,
             ``static_graph`` or ``gradient_as_bucket_view``.
 
@@ -93,7 +93,7 @@ class DDPStrategy(ParallelStrategy):
     facts = ParallelStrategy.facts.but(local_passes="drivetrain.strategies.local_passes:of_ddp")
 
     wrapper: type[DistributedDataParallel] = DistributedDataParallel
-    """The class of the object around the module, for a subclass that runs the module in another way."""
+    """The class that wraps the module; a subclass of this strategy may replace it."""
 
     _averaging: ModelAveraging | None = None
 
@@ -128,8 +128,8 @@ class DDPStrategy(ParallelStrategy):
         self.facts = self.facts.but(refuses={**self.facts.refuses, **self._refused()})
         self._wraps = True
         self._sync: LayerSync | None = None  # the layer synchronisation of the running fit
-        self._averaged: set[int] = set()  # parameters, by identity
-        self._frozen: list[nn.Parameter] = []  # parameters that are not averaged
+        self._averaged: set[int] = set()  # the id() of each parameter that DDP averages
+        self._frozen: list[nn.Parameter] = []  # parameters that DDP does not average
 
     def _refused(self) -> dict[str, str]:
         name = type(self).__name__
@@ -160,7 +160,7 @@ class DDPStrategy(ParallelStrategy):
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         module = super().setup_module(module, move_to_device)
-        # every other rank holds another part of this model, so there is nothing to average
+        # each rank has a different part of the model, so there is nothing to average
         if self.world.size > self.data.size == 1:
             return module
         if not (self._wraps and any(parameter.requires_grad for parameter in module.parameters())):
@@ -188,11 +188,11 @@ class DDPStrategy(ParallelStrategy):
         return wrapped
 
     def _batched_copies(self, module: nn.Module) -> dict[str, Any]:
-        """Return the argument that lets DDP copy and divide the gradients of a bucket at once, where that is faster and
-        cannot be noticed.
+        """Return ``{"batched_grad_copy": True}`` if this makes DDP faster and changes no result, else ``{}``.
 
-        DDP then divides by the number of ranks instead of multiplying by its inverse, which gives the same bits for
-        powers of two. It has been measured on the host only, and without other arguments of DDP.
+        With this argument DDP copies and divides the gradients of a bucket at once. It divides by the number of ranks
+        instead of multiplying by the inverse, which gives the same bits if the number is a power of two. The speed was
+        measured only on the host and without other arguments of DDP.
         """
         size = self.data.size
         fits = self.root_device == HOST and self.wrapper is DistributedDataParallel and size & (size - 1) == 0
@@ -207,7 +207,7 @@ class DDPStrategy(ParallelStrategy):
             super().on_validation_start()
 
     def rank_state(self, module: nn.Module) -> dict[str, Any]:
-        """Return an empty state if each forward pass broadcasts rank 0's buffers."""
+        """Return this rank's own state, or ``{}`` if each forward pass broadcasts rank 0's buffers."""
         given = (self.ddp_arguments.get(name) for name in ("forward_sync_buffers", "broadcast_buffers"))
         return {} if next((each for each in given if each is not None), True) else super().rank_state(module)
 
@@ -224,8 +224,8 @@ class DDPStrategy(ParallelStrategy):
     def _wrap_again(self) -> None:
         """Wrap the module again if parameters have been thawed or frozen since it was wrapped.
 
-        Inside a window, freezing alone does not need a new wrapper, and a new wrapper includes the frozen parameters:
-        the gradients that they already have in this window must be averaged, too.
+        Inside an accumulation window, freezing alone causes no new wrapper. A new wrapper inside a window includes the
+        parameters that have just been frozen, because the gradients that these already have must still be averaged.
         """
         model = self.model
         if not isinstance(model, DistributedDataParallel) or (trained := _trained(model)) == self._averaged:
@@ -234,7 +234,7 @@ class DDPStrategy(ParallelStrategy):
         if in_window and not trained - self._averaged:
             return
         frozen = [each for each in model.parameters() if in_window and id(each) in self._averaged - trained]
-        for parameter in frozen:  # the gradients of this window must be averaged too
+        for parameter in frozen:  # the new wrapper then averages the gradients that these already have
             parameter.requires_grad_(True)
         self.model = self._wrapped(self.lightning_module)
         if in_window:
@@ -245,11 +245,13 @@ class DDPStrategy(ParallelStrategy):
             self.driver.rebind()  # until this call, the loop uses the earlier wrapper
 
     def _continue_window(self) -> None:
-        """Let a new wrapper average all gradients of the current window, even those to which no further batch adds."""
+        """Let a new wrapper average all gradients of the current window, even of parameters that later batches do not
+        use.
+        """
         model = self.model
         if not isinstance(model, DistributedDataParallel):
             return
-        model.require_forward_param_sync = False  # no broadcast of buffers, as after a pass without an exchange
+        model.require_forward_param_sync = False  # the next pass broadcasts no buffers, as after no_sync()
         if model.find_unused_parameters:
             held = [each for each in model.parameters() if each.requires_grad and each.grad is not None]
             with model.no_sync():
@@ -260,7 +262,9 @@ class DDPStrategy(ParallelStrategy):
         self._continue_window()
 
     def on_train_end(self) -> None:
-        """Check the last backward pass: DDP reports missed parameters only in the next pass."""
+        """Check that the last backward pass reached all parameters; DDP itself would check this only in the
+        next pass.
+        """
         if isinstance(model := self.model, DistributedDataParallel):
             rebuild_buckets(model)
 
@@ -301,7 +305,7 @@ class DDPStrategy(ParallelStrategy):
         found = [loss] if model.find_unused_parameters and not model.static_graph else []
         model.reducer.prepare_for_backward(found)
         yield
-        # otherwise the end of the forward pass would prepare the reducer again
+        # without this, the end of the next forward pass would prepare the reducer again
         model.require_backward_grad_sync = False
         exchange_after_first_pass(model)
 
@@ -309,25 +313,27 @@ class DDPStrategy(ParallelStrategy):
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """The optimizers of the run. Setting them also registers the hooks that DDP needs at their steps."""
-        # stored in the instance's dictionary, where a copy in another process looks for it
+        """The optimizers of the run. The setter also registers hooks with sharded optimizers and for model
+        averaging.
+        """
+        # stored in the instance's dictionary, because pickling copies this dictionary to another process
         return self.__dict__["optimizers"]
 
     @optimizers.setter
     def optimizers(self, optimizers: list[Optimizer]) -> None:
         self.__dict__["optimizers"] = optimizers
         for optimizer in filter(_is_sharded, optimizers):
-            # torch also leaves the loaded state in the outer ``state``: a second copy that is never updated, with None
-            # for the parameters of other ranks.
+            # A ZeroRedundancyOptimizer also keeps the loaded state in its own ``state``. torch never updates this
+            # second copy, which has None for the parameters of other ranks.
             optimizer.register_load_state_dict_post_hook(lambda each: each.state.clear())
         if self._averaging is not None and not self._outlived:
             self._averaging.attach(optimizers)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return an optimizer's state for a checkpoint; a state that is spread over the ranks is complete on rank 0.
+        """Return an optimizer's state for a checkpoint; every rank must call this method.
 
-        For a ``ZeroRedundancyOptimizer`` it is the complete state of the inner optimizer in host memory; ``{}`` on the
-        other ranks. Every rank must call it.
+        For a ``ZeroRedundancyOptimizer``, rank 0 returns the complete state of the inner optimizer in host memory, and
+        all other ranks return ``{}``.
         """
         if not _is_sharded(optimizer):
             return super().optimizer_state(optimizer)
@@ -340,8 +346,8 @@ class DDPStrategy(ParallelStrategy):
             self.accelerator.synchronize(self.root_device)  # the optimizer's copies to the host are asynchronous
 
     def whole_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Return ``optimizer`` for a process outside the job, with all ranks' state on the first rank of each machine.
-        Every rank must call it.
+        """Return an optimizer for a process outside the job. On the first rank of each machine, it has the state of all
+        ranks. Every rank must call this method.
         """
         if not _is_sharded(optimizer):
             return optimizer
@@ -384,7 +390,7 @@ class DDPStrategy(ParallelStrategy):
 
 
 def _starts(installed: bool) -> dict[str, str]:
-    """Return the start methods by the names of this strategy: one name for each launcher, and its aliases."""
+    """Return the start method for each name of this strategy; each launcher and each of its aliases gives a name."""
     endings = LauncherRegistry.endings(installed).items()
     return {f"ddp_{ending}" if ending else "ddp": start for ending, start in endings}
 
@@ -408,8 +414,8 @@ StrategyRegistry.derive(_entries)
 def _static_from_first_exchange(model: DistributedDataParallel) -> None:
     """Make the graph of ``model`` static before the first pass that exchanges gradients.
 
-    torch should record the graph in that pass; in the earlier passes of an accumulation window it would also record,
-    and then silently skip exchanges later (pytorch#187732).
+    torch must record the graph in that pass. If the graph were static before, torch would record the earlier passes of
+    an accumulation window, and later silently skip exchanges (pytorch#187732).
     """
 
     def look(*_: Any) -> None:
@@ -421,7 +427,9 @@ def _static_from_first_exchange(model: DistributedDataParallel) -> None:
 
 
 def _by_hand(step: Callable[..., Any], model: DistributedDataParallel) -> Callable[..., Any]:
-    """Return ``step`` for manual optimization: each of its backward passes prepares its own exchange."""
+    """Wrap ``step`` for manual optimization, where ``manual_backward_context`` prepares each backward
+    pass's exchange.
+    """
 
     def step_by_hand(*args: Any, **kwargs: Any) -> Any:
         model.require_forward_param_sync = True

@@ -1,4 +1,4 @@
-"""One process on each machine: it trains on all devices of its machine, and gradients are averaged between machines."""
+"""One process on each machine trains on all devices of the machine; gradients are averaged between machines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drivetrain.strategies.strategy import StrategyRegistry
 
 
 class _BetweenMachines(DistributedDataParallel):
-    """DDP around the replicas of one machine; a call of any method of the module is a forward pass of DDP."""
+    """DDP around the replicas of one machine; a call of any step of the module becomes a forward pass of DDP."""
 
     def runs(self, method: Callable[..., Any]) -> Callable[..., Any]:
         replicas: Replicas = self.module
@@ -34,9 +34,10 @@ class DDP2Strategy(ReplicaStrategy, DDPStrategy):
     """``dp`` on the devices of each machine, and ``ddp`` between machines.
 
     Each machine runs one process, which is one rank: the world size is the number of machines, and a loader yields the
-    machine's batch. The process splits this batch over its devices as :class:`DataParallelStrategy` does, and calls
-    ``training_step_end``, ``validation_step_end`` and ``test_step_end`` with the outputs of the machine's devices. One
-    backward pass adds up the gradients of these devices, and averages them over the machines.
+    batch for all devices of the machine. The process splits this batch over its devices as
+    :class:`DataParallelStrategy` does, and calls ``training_step_end``, ``validation_step_end`` and ``test_step_end``
+    with the outputs of the machine's devices. One backward pass adds up the gradients of these devices, and averages
+    them over the machines.
 
     Args: as for :class:`DDPStrategy`.
     """

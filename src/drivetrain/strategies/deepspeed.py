@@ -1,4 +1,6 @@
-"""DeepSpeed's ZeRO: optimizer states, gradients and parameters are spread over the ranks; its engine runs the step."""
+"""Train with DeepSpeed's ZeRO, which shards optimizer states, gradients and parameters over the ranks; DeepSpeed's
+engine runs the optimizer step.
+"""
 
 from __future__ import annotations
 
@@ -54,21 +56,22 @@ _WORLD: list[Any] = []  # the process group from which DeepSpeed has made its ow
 class DeepSpeedStrategy(ParallelStrategy):
     """DeepSpeed's ZeRO on any accelerator that it supports, including the CPU; needs the package ``deepspeed``.
 
-    DeepSpeed's engine exchanges gradients, clips, steps the optimizer of ``configure_optimizers`` and skips steps whose
-    gradients overflow. Schedulers of ``configure_optimizers`` step as usual, but not after a skipped step; a scheduler
-    in ``config`` belongs to the engine.
+    DeepSpeed's engine exchanges and clips gradients, steps the optimizer of ``configure_optimizers`` and skips steps
+    whose gradients overflow. Schedulers of ``configure_optimizers`` step as usual, but not after a skipped step. The
+    engine itself steps a scheduler that ``config`` names.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
             timeout: as for :class:`ParallelStrategy`.
         stage: what is sharded over the ranks. 1: optimizer states; 2: gradients too; 3: parameters too. ``None``: the
             stage in ``config``, or 2.
-        offload_optimizer: keep and step optimizer states in host memory. ``True``, or DeepSpeed's options for it.
+        offload_optimizer: keep optimizer states in host memory, and step there. ``True``, or DeepSpeed's options for
+            offloading.
         offload_parameters: keep parameters in host memory; only with ``stage=3``.
         offload_optimizer_device, offload_params_device: "cpu", or "nvme" for files in ``nvme_path``.
         nvme_path: a folder on a fast disk.
         zero_optimization: more entries for the section of this name in DeepSpeed's configuration.
-        config: DeepSpeed's configuration, or the path of its JSON file; the arguments here override its entries.
+        config: DeepSpeed's configuration, or the path of its JSON file; the other arguments override its entries.
         logging_level: the level of DeepSpeed's own logger.
         options: any other entry of DeepSpeed's configuration or of its ``zero_optimization``, such as
             ``allgather_bucket_size``, ``overlap_comm`` or ``gradient_clipping``.
@@ -114,11 +117,11 @@ class DeepSpeedStrategy(ParallelStrategy):
         }
         self.config = _deepspeed_config.given(config, stage, zero_optimization, offloaded, nvme_path, options)
         self.stage: int = self.config["zero_optimization"]["stage"]
-        # stage 3 gathers parameters during evaluation
+        # stage 3 gathers parameters during evaluation, which inference mode does not allow
         self.facts = self.facts.but(allows_inference_mode=self.stage < 3)
         self.logging_level, self._options = logging_level, options
         self._engine: Any = None
-        self._trained: set[int] = set()  # identities of parameters
+        self._trained: set[int] = set()  # the id() of each parameter that the engine trains
         self._unit = 1.0  # the factor by which the engine's gradients must be multiplied
         self._window_open = False
         self._had_local_rank = True
@@ -144,7 +147,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         self._had_local_rank = "LOCAL_RANK" in os.environ
         os.environ["LOCAL_RANK"] = str(self.local_rank)  # DeepSpeed reads this variable in every step
         if _WORLD and _WORLD[0] is not dist.group.WORLD:
-            # the groups that DeepSpeed keeps no longer exist
+            # DeepSpeed still has groups of an earlier process group, which has been destroyed
             deepspeed.utils.groups._release_process_group_references()
         _WORLD[:] = [dist.group.WORLD]
         deepspeed.init_distributed(verbose=False)  # uses the existing process group
@@ -157,7 +160,9 @@ class DeepSpeedStrategy(ParallelStrategy):
             )
 
     def model_sharded_context(self) -> AbstractContextManager[Any]:
-        """With stage 3, layers that ``configure_model`` creates are partitioned as soon as each is created."""
+        """Return a context for ``configure_model``; with stage 3, each layer is partitioned as soon as it
+        is created.
+        """
         if self.stage < 3:
             return super().model_sharded_context()
         return self._deepspeed().zero.Init(config_dict_or_path=self.engine_config())
@@ -213,10 +218,10 @@ class DeepSpeedStrategy(ParallelStrategy):
         return _deepspeed_config.complete(self.config, self._options, self.precision_plugin.name)
 
     def _deepspeed(self) -> Any:
-        """Return the package, imported for this strategy's device."""
+        """Return the package ``deepspeed``, configured for this strategy's device and logging level."""
         os.environ.setdefault("DS_ACCELERATOR", self.root_device.type)
 
-        for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):  # DeepSpeed calls them in every step
+        for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):  # DeepSpeed calls both in every step
             message = f"`torch.distributed.{name}` is deprecated"
             warnings.filterwarnings("ignore", message, FutureWarning, module="torch.distributed.c10d_logger")
         deepspeed.utils.logger.setLevel(self.logging_level)
@@ -256,14 +261,14 @@ class DeepSpeedStrategy(ParallelStrategy):
             self._tear_down()
         finally:
             if self.world_size == 1 and not self._had_local_rank:
-                # a remaining LOCAL_RANK would mean that a launcher has started this process
+                # a later run would take a remaining LOCAL_RANK to mean that a launcher has started this process
                 os.environ.pop("LOCAL_RANK", None)
 
     def _tear_down(self) -> None:
         if self._engine is None:
             super().teardown()
             return
-        # super() destroys the process group, and reading the states needs it
+        # The states must be read first, because reading them needs the process group, which super() destroys.
         if self.world_size == 1 and dist.is_initialized():
             states = {id(each): self.optimizer_state(each) for each in self.optimizers}
             kept = self.module_state(self.lightning_module), states
@@ -271,7 +276,8 @@ class DeepSpeedStrategy(ParallelStrategy):
             self._kept = kept
             _deepspeed_state.put_together(self.lightning_module)
             self.model = self.lightning_module
-        # The engine's shards stay on their device, so that the module works and can be saved.
+        # Hide module and optimizers from super(), which would move them to the host. The engine's shards must stay on
+        # their device, so that the module still works and can be saved.
         with standing_for(self, optimizers=[], lightning_module=None):
             super().teardown()
 
@@ -317,13 +323,14 @@ class DeepSpeedStrategy(ParallelStrategy):
         return step
 
     def rescale_gradients(self, optimizer: Any, factor: float | Tensor) -> None:
-        """Multiply the pending factor by ``factor``: later losses are divided by the pending factor, and the optimizer
-        step multiplies the engine's gradients by it.
+        """Record that the gradients so far are to be multiplied by ``factor``. The engine's gradients change only in
+        the optimizer step, which multiplies them by the product of all factors; until then, later losses are divided by
+        this product.
 
         If ``factor`` is on the device, this method waits for the device.
         """
         self._unit *= float(factor)
-        if self._unit == 0:  # earlier gradients have weights of 0, so they are 0 at any scale
+        if self._unit == 0:  # with a factor of 0, all earlier gradients are 0, at any scale
             self._unit = 1.0
 
     def clip_gradients(
@@ -351,7 +358,7 @@ class DeepSpeedStrategy(ParallelStrategy):
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, model: nn.Module | None = None, **kwargs: Any
     ) -> Any:
-        """Let the engine clip, step the optimizer with its current options, and clear the gradients."""
+        """Let the engine clip gradients, step with the current options of ``optimizer``, and clear the gradients."""
         loss = None if closure is None else closure()
         engine, zero = self._engine, self._engine.optimizer
         schedules_itself = engine.lr_scheduler is not None
@@ -420,18 +427,18 @@ class DeepSpeedStrategy(ParallelStrategy):
         """Write weights and optimizer states as a folder of DeepSpeed's own format; every rank must call it.
 
         Args:
-            folder: a folder for DeepSpeed's tools, such as the ``zero_to_fp32.py`` that it puts there.
-            tag: the name of the subfolder; ``None``: DeepSpeed's, which counts steps.
+            folder: the folder to write, for DeepSpeed's tools. DeepSpeed also puts its tool ``zero_to_fp32.py`` there.
+            tag: the name of the subfolder; ``None``: a name that DeepSpeed makes from the number of steps.
         """
         self._running_engine("save_deepspeed_checkpoint").save_checkpoint(str(folder), tag=tag)
 
     def load_deepspeed_checkpoint(self, folder: str | Path, tag: str | None = None) -> None:
         """Load a folder of :meth:`save_deepspeed_checkpoint`; every rank must call it, in ``on_fit_start``.
 
-        Its files are unpickled, which can run code.
+        The folder's files are unpickled, which can run code.
 
         Raises:
-            CheckpointError: the folder does not exist, or another number of processes has written it.
+            CheckpointError: the folder has no such checkpoint, or a different number of processes has written it.
         """
         engine = self._running_engine("load_deepspeed_checkpoint")
         _deepspeed_state.load_folder(engine, Path(folder), tag, self.world_size)
@@ -452,10 +459,11 @@ class DeepSpeedStrategy(ParallelStrategy):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint; from a folder of DeepSpeed's own format, only the weights.
+        """Read a checkpoint; if it is a folder of DeepSpeed's own format, read only the weights.
 
         Raises:
-            CheckpointError: reading the folder needs ``weights_only=False``, or training is to resume from it.
+            CheckpointError: the checkpoint is such a folder, and ``weights_only`` is not False or training is to resume
+                from it.
         """
         if not self.reads_folder(str(checkpoint_path)):
             return super().load_checkpoint(checkpoint_path, weights_only, into)

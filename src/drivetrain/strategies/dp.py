@@ -32,14 +32,14 @@ class ReplicaStrategy(Strategy):
     def _devices(self) -> Sequence[torch.device]:
         if devices := self.parallel_devices or self.own_parts.devices:
             return devices
-        assert self.accelerator is not None  # without a plan, the caller has passed an accelerator
+        assert self.accelerator is not None  # without devices from a Trainer, the caller has passed an accelerator
         return self.accelerator.get_parallel_devices([0])
 
     def split_batch(self, batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any], list[int]]:
-        """Return the parts of a batch, one for each device and on it, and the number of samples in each.
+        """Return the parts of a batch, each on its device, and the number of samples in each part.
 
-        Override it for batches that cannot be split along the first dimension of their tensors. There may be fewer
-        parts than devices.
+        Override this method for batches that cannot be split along the first dimension of their tensors. There may be
+        fewer parts than devices.
         """
         return split_batch(batch, devices)
 
@@ -82,19 +82,20 @@ class ReplicaStrategy(Strategy):
 
 @StrategyRegistry.register("dp")
 class DataParallelStrategy(ReplicaStrategy):
-    """Runs each step on all devices of this machine in one process, each on its part of the batch.
+    """Runs each step in one process on all devices of this machine; each device computes on its part of the batch.
 
     A batch is split along its first dimension. The outputs of the parts are joined: means are weighted by samples, so
     loss, gradients and logged values equal those of the complete batch on one device. If the module defines
-    ``training_step_end``, ``validation_step_end`` or ``test_step_end``, it gets the outputs of all parts there, and can
-    compute what depends on all samples.
+    ``training_step_end``, ``validation_step_end`` or ``test_step_end``, this hook gets the outputs of all parts, and
+    can compute what depends on all samples.
 
     Devices of an accelerator work concurrently. Replicas on the CPU run one after the other, so that random numbers are
     drawn in a fixed order.
 
     Args:
         accelerator, checkpoint_io, precision_plugin: as for every strategy.
-        parallel_devices: the devices, the one of the module first; ``None``: as the plan decides.
+        parallel_devices: the devices; the module itself is on the first. ``None``: the devices that the Trainer's
+            arguments select.
     """
 
     facts = Strategy.facts.but(drives_all_devices=True, earlier=Earlier(step_ends=True))
@@ -126,7 +127,7 @@ class DataParallelStrategy(ReplicaStrategy):
 
 
 def bound_to(replicas: Replicas, module: nn.Module, name: str, devices: int) -> Callable[..., Any]:
-    """Return the step of this name, run on the replicas of ``module``.
+    """Return a function that runs the step ``name`` on the replicas of ``module``.
 
     Raises:
         NotSupportedError: the step fetches its batches itself, and there are several devices.

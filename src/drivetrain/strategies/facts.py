@@ -1,4 +1,4 @@
-"""Facts that a strategy declares, which its callers read before and during a run; the types of its parts."""
+"""Facts that a strategy declares about itself; the library reads them before and during a run."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ class Earlier:
 
     Attributes:
         step_ends: the strategy splits batches, and calls the module's ``training_step_end``, ``validation_step_end``
-            and ``test_step_end`` with the outputs of all parts. Other strategies refuse a module that defines one.
+            and ``test_step_end`` with the outputs of all parts. Other strategies refuse a module that defines one of
+            these methods.
         zero_grad: the strategy's ``zero_grad`` calls the module's ``optimizer_zero_grad``; otherwise the module's
             method replaces the strategy's.
         clears_last: the strategy's ``optimizer_step`` ends with ``on_before_zero_grad`` and the module's
             ``optimizer_zero_grad``; otherwise the loop calls them before the first backward pass of a window.
         hooks: further methods of a module or a callback that the strategy calls; other strategies refuse a module that
-            defines one, and warn about a callback.
+            defines one, and warn about a callback that defines one.
         step_arguments: the names of further arguments of ``training_step``.
         enters_contexts: the strategy's steps enter the precision's contexts themselves.
         reduces: the strategy's ``reduce`` also reduces logged values.
@@ -51,36 +52,36 @@ class Earlier:
 class Facts:
     """Facts that a strategy's class declares: ``facts = ParallelStrategy.facts.but(calls_through_forward=True)``.
 
-    A constructor may set ``self.facts`` if they depend on its arguments.
+    A constructor may set ``self.facts`` if the facts depend on its arguments.
 
     Attributes:
         is_distributed: several processes train together.
         drives_all_devices: one process trains on all devices of its machine; otherwise each device has its own process.
-        accelerators: the only supported accelerators, by name or device type; empty: all that do not need their own
-            strategies.
+        accelerators: the only supported accelerators, by name or device type; empty: all accelerators except those that
+            need strategies of their own.
         start_method: how processes start if no launcher has started them: "popen", "spawn", "fork", "forkserver",
             "ray"; ``None``: the strategy starts none.
-        restores_after_setup: a checkpoint is read and its weights are loaded after ``setup`` instead of before it: for
-            a ``setup`` that shards the model, or a ``load_checkpoint`` that fills it in place.
-        trainer_restores_optimizers: the Trainer restores optimizers from a checkpoint; False if ``load_checkpoint``
-            does.
-        calls_through_forward: steps run inside the module's ``__call__``, for wrappers that work in place, such as
-            FSDP2's.
+        restores_after_setup: the Trainer reads a checkpoint and loads its weights after ``setup`` instead of before it.
+            Needed if ``setup`` shards the model, or if ``load_checkpoint`` fills the model in place.
+        trainer_restores_optimizers: the Trainer restores optimizers from a checkpoint; False if the strategy's
+            ``load_checkpoint`` restores them.
+        calls_through_forward: steps run inside the module's ``__call__``. FSDP2 needs this, for example, because it
+            adds hooks to the module instead of wrapping it.
         allows_inference_mode: evaluation may run under ``torch.inference_mode``; otherwise it runs under ``no_grad``.
-        handles_gradient_accumulation: the optimizers accumulate the gradients of a window themselves: the loop does not
-            divide the loss, and steps the optimizers after each batch.
-        honoured_hooks: for a strategy that owns its step: the hooks inside a step that the strategy calls. If another
-            hook is overridden, set-up raises an error. ``StepParts.HOOKS``: the hooks that ``StepParts`` calls; "all":
-            every hook.
-        local_passes: "module:function" that returns the :class:`~drivetrain.strategies.local_passes.LocalPasses` of
-            this strategy: passes without communication between ranks, followed by one exchange, for
-            ``Trainer(split_on_oom=True)``; "": that argument raises an error.
+        handles_gradient_accumulation: the optimizers accumulate the gradients of a window themselves. The loop
+            therefore does not divide the loss, and steps the optimizers after each batch.
+        honoured_hooks: for a strategy that implements the whole step itself: the hooks that it calls within a step. If
+            the module or a callback overrides another hook of a step, set-up raises an error. ``StepParts.HOOKS``: the
+            hooks that ``StepParts`` calls; "all": every hook.
+        local_passes: "module:function" for ``Trainer(split_on_oom=True)``. The function returns the
+            :class:`~drivetrain.strategies.local_passes.LocalPasses` of this strategy, which run passes without
+            communication between ranks and then one exchange. "": ``split_on_oom=True`` raises an error.
         refuses: arguments of the Trainer that do not work with the strategy, each with the reason as a text: "compile",
             "cuda_graphs", "replay_every", "replica_check_every", "save_trainable_only", "split_on_oom".
-        engine_verbs: for methods whose signatures differ from a Trainer's: the class that calls them. An Engine uses
-            that class instead of its own ``Verbs``.
-        engine_class: for a strategy that only a Trainer can use: "module:class" that an Engine builds under the same
-            names.
+        engine_verbs: for a strategy whose methods have other signatures than a Trainer expects: the class through which
+            an Engine calls them, instead of its own ``Verbs``.
+        engine_class: for a strategy that only a Trainer can use: "module:class" of the strategy that an Engine creates
+            for the same names.
         earlier: facts of strategies that train like earlier generations of Lightning.
     """
 
@@ -105,7 +106,7 @@ class Facts:
         return replace(self, **changes)
 
 
-# handles_gradient_accumulation is also a property of strategies
+# handles_gradient_accumulation is left out, because a strategy may override the property of this name
 _NAMES = {each.name for each in fields(Facts)} - {"handles_gradient_accumulation"}
 
 
@@ -113,7 +114,7 @@ def check_declared(cls: Any) -> None:
     """Check that a strategy's class declares facts only in ``facts``.
 
     Raises:
-        ConfigurationError: the class has an attribute with the name of a fact, which nothing would read.
+        ConfigurationError: the class has an attribute with the name of a fact; nothing would read this attribute.
     """
     if wrong := sorted(vars(cls).keys() & _NAMES):
         value = vars(cls)[wrong[0]]
@@ -124,7 +125,9 @@ def check_declared(cls: Any) -> None:
 
 
 class Shared:
-    """Base of the parts of the contract, which only declares the types of their shared attributes."""
+    """Base of the classes that form the contract; it only declares the types of the attributes that these classes
+    share.
+    """
 
     accelerator: Accelerator | None
     checkpoint_io: CheckpointIO

@@ -50,11 +50,11 @@ def use_store(exchange: Callable[[], object]) -> None:
 
 
 def _tell_ranks(error: Exception, summary: Callable[[Exception], str]) -> None:
-    """Send the reason of this failure to the other ranks; if an exchange broke, add the reason that another rank has
-    sent.
+    """Send the reason of this failure to the other ranks. If ``error`` follows from another rank's failure, instead add
+    that rank's reason to ``error``.
 
-    The other rank's connections break when its process ends or leaves the group; before that, it sends its reason. A
-    second call changes nothing.
+    A failing rank sends its reason first; only then does its process end or leave the group, and the exchanges of the
+    other ranks break. A second call changes nothing.
     """
     store = waiting.store_of_job()
     if store is None or isinstance(error, PeerError):  # a PeerError already contains the other rank's reason

@@ -1,7 +1,8 @@
 """Strategy members with Lightning's names, implemented with this package's contract.
 
-The class defines these names, so that users can call and override them. The library calls the functions below the
-class: each runs the contract's method, unless the strategy overrides the member of that name.
+The class ``Familiar`` defines these members, so that users can call and override them. The library itself calls the
+functions below the class. Such a function calls the strategy's override of a member if there is one, and otherwise the
+contract's method for the same purpose.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ _DECLARED = {
 
 
 COLLECTIVES = frozenset({"barrier", "broadcast", "reduce_boolean_decision"})
-"""Members whose overrides are also called by the group :attr:`Strategy.world`."""
+"""If a strategy overrides one of these members, the group :attr:`Strategy.world` calls the override, too."""
 
 
 class Familiar(Step, State):
-    """Members with Lightning's names, for which the contract has other members; users can call and override them."""
+    """Lightning's names for members that have other names in this package's contract; users can call and
+    override them.
+    """
 
     is_distributed: Any = reads("facts.is_distributed", "Several processes train together.")
     restore_checkpoint_after_setup: Any = reads("facts.restores_after_setup", "Weights are loaded after ``setup``.")
@@ -58,8 +61,8 @@ class Familiar(Step, State):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Arguments for a DistributedSampler; ranks with the same ``rank`` get the same samples with the same
-        augmentation.
+        """Arguments for a DistributedSampler; ranks that must get the same samples with the same augmentation have the
+        same ``rank``.
         """
         return {"num_replicas": self.data.size, "rank": self.data.index}
 
@@ -95,13 +98,13 @@ class Familiar(Step, State):
         return self._plain_world.broadcast(obj, src)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Whether ``decision`` is true on all ranks, or on any of them. Every rank gets the same result, so all take
-        the same branch.
+        """Return whether ``decision`` is true on all ranks, or with ``all=False`` on at least one. Every rank gets the
+        same result, so all take the same branch.
         """
         return self._plain_world.reduce_boolean_decision(decision, all)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Return the reduction of ``tensor`` over the ranks of ``group``, or of all; other values are unchanged.
+        """Reduce ``tensor`` over the ranks of ``group``, or over all ranks; return a value that is no tensor unchanged.
 
         Raises:
             UnknownNameError: the operation ``reduce_op`` is unknown, also with one process.
@@ -110,7 +113,9 @@ class Familiar(Step, State):
         return self._group_of(group).all_reduce(tensor, reduce_op) if isinstance(tensor, Tensor) else tensor
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Return the tensors of all ranks of ``group``, or of all, stacked; with one process, the tensor itself."""
+        """Return the stacked tensors of the ranks of ``group``, or of all ranks; with one rank, return the tensor
+        itself.
+        """
         ranks = self._group_of(group)
         return tensor if ranks.size == 1 else ranks.all_gather(tensor, sync_grads)
 
@@ -153,7 +158,7 @@ class Familiar(Step, State):
         """Called after a backward pass."""
 
     def block_backward_sync(self) -> AbstractContextManager[Any]:
-        """Context whose backward passes do not exchange gradients, for the model of the run."""
+        """Context in which backward passes of the run's model do not exchange gradients."""
         assert self.model is not None  # setup() has run
         return self.accumulating(self.model)
 
@@ -201,8 +206,8 @@ class Familiar(Step, State):
     # ---- phases of a run -----------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Called after the callbacks' and the module's hook of this name; the same is true for the following
-        methods.
+        """Called after the hooks of this name in callbacks and module. The methods below are also called after the
+        hooks of their names.
         """
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -237,10 +242,12 @@ class Familiar(Step, State):
 
 
 def own_collectives(strategy: Strategy, world: Group) -> Group:
-    """Return ``world``, or a copy that calls the strategy's methods if it overrides one of :data:`COLLECTIVES`."""
+    """Return ``world``. If the strategy overrides one of :data:`COLLECTIVES`, return a copy that calls the strategy's
+    methods.
+    """
     if not any(overrides(strategy, name, Familiar) for name in COLLECTIVES):
         return world
-    asks: Any = copy.copy(world)  # a copy keeps the class of ``world`` and its other exchanges
+    asks: Any = copy.copy(world)  # the copy keeps the class and all other methods of ``world``
     asks.barrier, asks.reduce_boolean_decision = strategy.barrier, strategy.reduce_boolean_decision
     asks.broadcast = lambda obj, src=None: strategy.broadcast(obj, world.ranks[0] if src is None else src)
     return asks
@@ -288,7 +295,7 @@ def bind_step_of(strategy: Strategy, name: str) -> Callable[..., Any]:
 
 
 def enters_step_contexts(strategy: Strategy) -> bool:
-    """Whether user code defines contexts of the four steps, which are then entered again for each step."""
+    """Whether each call of a step enters a context, because user code or the strategy defines contexts for steps."""
     own = any(
         defined_by_user(strategy.precision_plugin, name) for name in ("forward_context", *_STEP_CONTEXTS.values())
     )
@@ -317,7 +324,9 @@ def then(first: Callable[..., Any], second: Callable[[], None]) -> Callable[...,
 def bind_backward(
     strategy: Strategy, differentiate: Callable[..., Any], optimizer: Optimizer | None
 ) -> Callable[..., Any]:
-    """Return ``differentiate``, or the strategy's override of it, called with a loss and further arguments."""
+    """Return the function for backward passes: the strategy's override of ``backward``, or ``differentiate``,
+    surrounded by the strategy's hooks. It is called with a loss and further arguments.
+    """
     if differentiates_itself(strategy):
         own = strategy.backward
         return lambda loss, *args, **kwargs: own(loss, optimizer, *args, **kwargs)
@@ -333,7 +342,7 @@ def bind_backward(
 
 
 def differentiates_plainly(strategy: Strategy) -> bool:
-    """Whether a backward pass only calls ``loss.backward()``, apart from hooks."""
+    """Whether strategy and precision only call ``loss.backward()`` in a backward pass."""
     precision = strategy.precision_plugin
     scales = precision.scales_loss or overrides(precision, "backward", Precision)
     return not (scales or differentiates_itself(strategy) or _surrounds_backward(strategy))
@@ -350,8 +359,8 @@ def bind_zero_grad(strategy: Strategy, optimizer: Optimizer) -> Callable[[], Non
 
 
 def bind_clipping(strategy: Strategy, module: nn.Module, algorithm: Any) -> Callable[..., Any]:
-    """Return the strategy's or the precision's function that clips, called with an optimizer, the value and
-    ``algorithm``.
+    """Return the function that clips gradients: the strategy's override, or the precision's function. It is called with
+    an optimizer, the value and ``algorithm``.
     """
     verb = "clip_gradients_value" if algorithm == "value" else "clip_gradients_norm"
     if overrides(strategy, verb, Familiar):
@@ -364,8 +373,8 @@ def bind_clipping(strategy: Strategy, module: nn.Module, algorithm: Any) -> Call
 
 
 def bind_accumulating(strategy: Strategy, model: nn.Module) -> Callable[[], AbstractContextManager[Any]] | None:
-    """Return a function that creates the context whose gradients stay on this rank; ``None`` if every pass
-    exchanges.
+    """Return a function that creates a context in which backward passes exchange no gradients; ``None`` if the strategy
+    has none.
     """
     if overrides(strategy, "block_backward_sync", Familiar):  # the override only supports the model of the run
         return functools.partial(_blocking, strategy, model)
@@ -389,7 +398,7 @@ _STEP_CONTEXTS = {
 
 
 def module_state(strategy: Strategy, module: nn.Module, model: nn.Module) -> dict[str, Any]:
-    """Return the state of ``module`` for a checkpoint; ``model`` is the strategy's wrapper of it."""
+    """Return the state of ``module`` for a checkpoint; ``model`` is the strategy's wrapper of ``module``."""
     if not overrides(strategy, "lightning_module_state_dict", Familiar):
         return strategy.module_state(module)
     with standing_for(strategy, lightning_module=module, model=model):
@@ -426,10 +435,11 @@ def load_optimizer_state(
 
 @contextmanager
 def standing_for(strategy: Strategy, **attributes: Any) -> Iterator[None]:
-    """Context in which a strategy has other attributes: Lightning's members have no argument for the module, so their
-    overrides use the strategy's attributes.
+    """Context in which ``attributes`` replace attributes of a strategy. Lightning's members have no argument for the
+    module, so their overrides read the module from the strategy.
     """
-    # Written to the instance's dictionary, because a setter may do work that belongs to the start of a run.
+    # The attributes are written to the instance's dictionary, because a setter may do work that belongs to the start of
+    # a run.
     own = vars(strategy)
     before = {name: own[name] for name in attributes if name in own}
     own.update({name: attributes[name] for name in before})
@@ -440,7 +450,9 @@ def standing_for(strategy: Strategy, **attributes: Any) -> Iterator[None]:
 
 
 def read_overrides(strategy: Strategy) -> None:
-    """Let overrides of these members change the strategy's declared facts; called when a run begins."""
+    """If the strategy overrides members that stand for facts, change its facts accordingly; called when a
+    run begins.
+    """
     own = type(strategy)
     overridden = {name: fact for name, fact in _DECLARED.items() if getattr(own, name) is not vars(Familiar)[name]}
     if overridden:

@@ -51,21 +51,22 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
         auto_wrap_policy: the layers that are blocks: classes, class names, a function ``policy(module) -> bool``, or
             one of torch's policies. ``None``: the blocks that the model declares, or otherwise its repeated layers.
         activation_checkpointing: an alias of ``activation_checkpointing_policy``.
-        activation_checkpointing_policy: the layers that recompute their activations in the backward pass, in the same
-            forms as ``auto_wrap_policy``.
+        activation_checkpointing_policy: the layers that recompute their activations in the backward pass, given in the
+            same forms as ``auto_wrap_policy``.
         sharding_strategy: "FULL_SHARD"; "SHARD_GRAD_OP" keeps the parameters gathered from forward to backward;
             "HYBRID_SHARD" shards over the processes of one machine and replicates over machines; "NO_SHARD" replicates.
-        state_dict_type: "full": checkpoints are single files, as with one process. "sharded": they are folders, into
-            which each process writes its shards. With either value, both forms can be read.
+        state_dict_type: "full": checkpoints are single files, as with one process. "sharded": checkpoints are folders,
+            into which each process writes its shards. With either value, both forms can be read.
         device_mesh: a ``DeviceMesh``, or (replicas, shards), for hybrid sharding; ``None``: one dimension with all
             processes.
-        gradient_exchange: "batch": reduce gradients to shards in each backward pass; "window": once per optimizer step;
-            until then each process holds the gradients of all parameters.
-        shard_placement_fn: torch's argument: the dimension along which a parameter is sharded.
+        gradient_exchange: "batch": reduce gradients to shards in each backward pass; "window": reduce them once per
+            optimizer step; until then each process keeps complete gradients of all parameters.
+        shard_placement_fn: torch's argument: a function that returns the dimension along which a parameter is sharded.
         init_on_meta: ``configure_model`` creates parameters on the meta device, without memory. After sharding, each
-            layer initialises its own parameters with ``reset_parameters``. With False, this happens only for parameters
-            that ``configure_model`` itself has put on the meta device.
-        start_method: how processes start if no launcher has: "popen", "spawn", "fork", "forkserver" or "ray".
+            layer initialises its own parameters with ``reset_parameters``. With False, layers initialise only
+            parameters that ``configure_model`` itself has put on the meta device.
+        start_method: how processes start if no launcher has started them: "popen", "spawn", "fork", "forkserver" or
+            "ray".
         others: arguments of torch's first FSDP that have no effect here; they cause a warning.
 
     Raises:
@@ -134,7 +135,7 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
     # ---- errors --------------------------------------------------------------------------------------------------
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Explain that a step has used a parameter that is not gathered."""
+        """Explain torch's error if a step has used a parameter that was not gathered."""
         if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
             return ConfigurationError(
                 "A step used a parameter while each process had only its shard of it. FSDP gathers the parameters of "

@@ -1,4 +1,6 @@
-"""The blocks that FSDP gathers one at a time, and those that recompute their activations in the backward pass."""
+"""Find the layers that FSDP gathers one at a time (blocks), and the layers that recompute their activations in the
+backward pass.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,18 @@ from drivetrain.base.torch_private import CLASSES_OF_POLICY, FSDP_STATE, FUNCTIO
 from drivetrain.errors import ConfigurationError, described, did_you_mean, number_of
 
 Policy = Callable[..., Any] | Collection[type[nn.Module] | str] | type[nn.Module] | str
-"""Which layers: classes or their names, or a function ``policy(module) -> bool``; torch's policies for FSDP too."""
+"""What selects layers: classes, class names, a function ``policy(module) -> bool``, or a policy of torch's FSDP."""
 
-_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # calling a block gathers its parameters, and these are never called
+_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # no blocks: calling a block gathers it, and these are never called
 
 
 def find_blocks(root: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a model without a policy: those that it declares, or otherwise its repeated layers.
+    """Return the blocks of a model without a policy: those that the model declares, or otherwise its repeated layers.
 
-    A model declares them in ``_no_split_modules``, a list of class names, as models of Hugging Face do. Repeated layers
-    have the same class in one ``ModuleList``, ``Sequential`` or ``ModuleDict``; if there are none, the same class in
-    any module. If repetitions are nested, the outermost one is used.
+    A model declares blocks in ``_no_split_modules``, a list of class names, as models of Hugging Face do. Repeated
+    layers are layers of the same class in one ``ModuleList``, ``Sequential`` or ``ModuleDict``. If there are none,
+    children of the same class in any module count as repeated layers. If repeated layers contain repeated layers, only
+    the outer ones are blocks.
     """
     declared = {name for module in root.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     if declared and (found := [each for each in _below(root) if type(each).__name__ in declared]):
@@ -39,7 +42,9 @@ def find_blocks(root: nn.Module) -> list[nn.Module]:
 
 
 def _repeated(parent: nn.Module) -> list[nn.Module]:
-    """Return the children of a class that occurs at least twice: of several, the class with the most parameters."""
+    """Return the children whose class occurs at least twice; if there are several such classes, those of the class with
+    the most parameters.
+    """
     children = [each for each in parent.children() if not isinstance(each, _WITHOUT_FORWARD)]
     sizes: Counter[type[nn.Module]] = Counter()
     for child in children:
@@ -129,9 +134,9 @@ def _by_size(module: nn.Module, function: Callable[..., Any], found: list[nn.Mod
 
 
 def apart_from_tied(root: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]:
-    """Return the blocks that share no parameter with a module outside them; a warning names the others.
+    """Return the blocks that share no parameter with a module outside the block; a warning names the other blocks.
 
-    Sharding would silently turn a parameter that is in two groups into two parameters.
+    If two blocks shared a parameter, sharding would silently turn it into two parameters.
     """
     owners: dict[int, list[nn.Module]] = {}
     for module in root.modules():

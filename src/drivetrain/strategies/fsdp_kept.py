@@ -1,8 +1,8 @@
-"""Parameters that FSDP keeps gathered from forward to backward, and when they are freed without a backward pass.
+"""Free the parameters that FSDP keeps gathered from forward to backward, if no backward pass follows.
 
-torch frees them in the backward pass. After a forward pass without a backward pass (a validation step, or a training
-step that returns ``None``), the gathered copies would stay in the module instead of the shards, and a later forward
-pass would use them although the optimizer has stepped the shards since.
+torch frees these parameters in the backward pass. After a forward pass without a backward pass (a validation step, or a
+training step that returns ``None``), the gathered copies would stay in the module instead of the shards, and a later
+forward pass would use these copies, although the optimizer has meanwhile changed the shards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drivetrain.base.torch_private import TRAINING_STATE, fsdp_groups, gathered_
 
 
 def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
-    """Start each forward pass of ``root`` with shards; free gathered parameters afterwards if it computes no gradients.
+    """Let each forward pass of ``root`` start from the shards; free gathered parameters after a pass without gradients.
 
     Args:
         root: the model.
@@ -38,10 +38,10 @@ def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
 
 
 class _Passes:
-    """The running forward passes of a model: ``training_step``, and ``self(x)`` inside it.
+    """Counts the forward passes of a model that run inside each other, such as ``self(x)`` inside ``training_step``.
 
-    torch treats the end of the inner pass as the end of both, and frees the model's own parameters after the outer
-    pass.
+    torch treats the end of the inner pass as the end of both passes. While the outer pass still runs, this class
+    therefore sets torch's state of the model's own parameters back to "forward".
 
     Args:
         root: the model.
@@ -58,14 +58,15 @@ class _Passes:
     def begin(self, module: nn.Module, args: Any) -> None:
         if not self._running:
             for group in self._groups:
-                # a failed pass stays in state "forward"; a forward pass inside backward needs the gathered parameters
+                # Free what an earlier pass has left gathered; a failed pass leaves the state "forward". In other states
+                # than these two, a backward pass runs, which needs the gathered parameters.
                 if group.is_unsharded and getattr(group, TRAINING_STATE) in (self._idle, self._forward):
                     group.reshard()
         self._running += 1
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the shards' gradients too; between forward and backward the module holds the gathered parameters
-        instead.
+        """Clear the gradients of the module's parameters and of all shards. Between forward and backward, the module
+        has gathered parameters in place of the shards, so that the module's ``zero_grad`` would miss the shards.
         """
         self._root_zero_grad(set_to_none)
         for shard in (each.sharded_param for group in self._groups for each in group.fsdp_params):
@@ -87,14 +88,14 @@ def _drop_without_gradients(module: Any, args: Any, output: Any) -> None:
 
 
 def groups_in(module: nn.Module) -> Iterator[Any]:
-    """Yield torch's groups of parameters that are gathered together."""
+    """Yield torch's groups of sharded parameters; FSDP gathers the parameters of a group together."""
     for each in module.modules():
         if isinstance(each, fsdp.FSDPModule):
             yield from fsdp_groups(each)
 
 
 def parameters_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield torch's object for each sharded parameter, with its name in ``module``."""
+    """Yield the name in ``module`` of each sharded parameter, and torch's object for the parameter."""
     names = {each: f"{name}." if name else "" for name, each in module.named_modules()}
     for group in groups_in(module):
         for parameter in group.fsdp_params:
@@ -103,7 +104,7 @@ def parameters_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def forget_iteration(module: Any) -> None:
-    """Reset the state that an unfinished pass has left, with its gradients."""
+    """Reset the state and the gradients that an unfinished pass has left."""
     if hasattr(module, "reset_iter_state"):
         module.reset_iter_state()
     elif hasattr(module, torch_private.FSDP_STATE):

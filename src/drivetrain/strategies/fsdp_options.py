@@ -42,7 +42,7 @@ class FirstFSDPArguments(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Options:
-    """FSDPStrategy's arguments; its docstring describes them."""
+    """FSDPStrategy's arguments; the docstring of FSDPStrategy describes them."""
 
     cpu_offload: Any
     mixed_precision: Any
@@ -55,7 +55,7 @@ class Options:
     shard_placement_fn: Callable[[nn.Parameter], Any] | None = None
 
     def __post_init__(self) -> None:
-        """Check the arguments that are not checked where they are used."""
+        """Check the arguments that no other code checks."""
         for name, known in (("state_dict_type", ("full", "sharded")), ("gradient_exchange", ("batch", "window"))):
             if (value := getattr(self, name)) not in known:
                 raise unknown_value("FSDPStrategy", name, value, known)
@@ -89,7 +89,7 @@ class Options:
 
         Args:
             mesh: the mesh over which parameters are sharded.
-            pins: whether the device copies faster from pinned memory.
+            pins: whether offloaded shards are in pinned memory, from which the device copies faster.
         """
         own = isinstance(self.cpu_offload, fsdp.CPUOffloadPolicy)
         policy = self.cpu_offload if own else fsdp.CPUOffloadPolicy(pins)
@@ -110,10 +110,10 @@ class Options:
 
 
 def ignore_first_arguments(others: Mapping[str, Any]) -> None:
-    """Warn of arguments of torch's first FSDP.
+    """Warn that arguments of torch's first FSDP have no effect.
 
     Raises:
-        UnknownArgumentError: an argument is not an argument of torch's first FSDP either.
+        UnknownArgumentError: torch's first FSDP has no such argument either.
     """
     for name in others:
         if name not in _WITHOUT_MEANING:
@@ -135,7 +135,7 @@ def sharding_of(given: Any) -> str:
 
 
 def precision_policy(given: Any) -> Any:
-    """Return torch's ``MixedPrecisionPolicy``; also converts the ``MixedPrecision`` of torch's first FSDP.
+    """Return ``given``, as a ``MixedPrecisionPolicy`` if it is a ``MixedPrecision`` of torch's first FSDP.
 
     Raises:
         ConfigurationError: ``given`` has neither type.
@@ -155,7 +155,8 @@ def hybrid_shape(options: Options, world_size: int, num_nodes: int) -> tuple[int
     """Return (replicas, shards) for a two-dimensional mesh; ``None`` if one dimension is enough.
 
     Raises:
-        ConfigurationError: their product is not the number of processes, or they cannot be determined.
+        ConfigurationError: their product is not the number of processes, or the job has one machine and ``device_mesh``
+            is not given.
     """
     if options.device_mesh is not None:
         replicas, shards = options.device_mesh

@@ -1,4 +1,6 @@
-"""Base of FSDP and model parallelism: models whose blocks torch's ``fully_shard`` shards."""
+"""Base class of the strategies for FSDP and model parallelism, which shard the blocks of a model with torch's
+``fully_shard``.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 LARGE = ("model.", "optimizers.")
-"""Prefixes of the names of tensors of which each rank reads only its own shards."""
+"""Each rank reads only its own shards of those tensors of a checkpoint whose names have one of these prefixes."""
 
 
 class FullySharded(Strategy):
@@ -59,9 +61,9 @@ class FullySharded(Strategy):
     facts = ParallelStrategy.facts.but(
         calls_through_forward=True,  # fully_shard gathers parameters around the module's __call__
         allows_inference_mode=False,  # fully_shard cannot gather parameters under inference mode
-        restores_after_setup=True,  # weights are loaded into the shards
+        restores_after_setup=True,  # weights are loaded into the shards, which setup creates
     )
-    large: tuple[str, ...] = LARGE  # names of large entries in a checkpoint to read
+    large: tuple[str, ...] = LARGE  # prefixes of the tensors of which a rank reads only its shards
     _loads = False  # whether a checkpoint will be loaded after the set-up
     _mesh: tuple[Any, DeviceMesh] | None = None  # the process group and the mesh of all its ranks
 
@@ -110,7 +112,7 @@ class FullySharded(Strategy):
         return self.device_mesh
 
     def _share(self, block: nn.Module) -> None:
-        """Broadcast the first rank's weights, as DDP does: ranks may have drawn different ones."""
+        """Broadcast the first rank's weights, as DDP does, because ranks may have initialised different weights."""
         tensors = [*block.parameters(), *block.buffers()]
         self.share_from_rank_zero([each for each in tensors if not each.is_meta and not is_dtensor(each)])
 
@@ -131,7 +133,7 @@ class FullySharded(Strategy):
             )
         if module in _SHARDED:  # an earlier run has sharded this module
             fsdp_kept.forget_iteration(module)
-        module = super().setup_module(module, move_to_device=False)  # the complete module may be larger than the device
+        module = super().setup_module(module, move_to_device=False)  # the complete module may not fit on the device
         if module not in _SHARDED:
             self._shard(module)
             _SHARDED.add(module)
@@ -161,7 +163,7 @@ class FullySharded(Strategy):
                 f"{type(module).__name__} has sharded layers itself, and FSDPStrategy got an auto_wrap_policy. Use one "
                 "of the two."
             )
-        # none if configure_model has already sharded some blocks
+        # no blocks, if configure_model has already sharded some layers
         blocks = [] if own else fsdp_blocks.apart_from_tied(module, options.blocks_of(module))
         fsdp_blocks.make_contiguous(module)
         again = checkpoint_activations(module, options.activation_checkpointing_policy)
@@ -182,18 +184,19 @@ class FullySharded(Strategy):
         kept = []
         for block in reversed([each for each in module.modules() if each in chosen]):
             self._share(block)  # inner blocks first: each block gets the parameters that are in no inner block
-            # backward starts with the root's own parameters; freeing them after forward would gather them twice in a
-            # row
+            # Backward starts with the root's own parameters. If they were freed after forward, they would have to be
+            # gathered again at once.
             if keeps := block is module or not options.reshards_after_forward:
                 kept.append(block)
             fsdp.fully_shard(block, **arguments, reshard_after_forward=not keeps)
         fsdp_kept.keep_until_backward(module, kept)
 
     def _set_divide_factor(self, group: Any) -> None:
-        """Make gradients means over the ranks that see different samples, as weighted losses assume.
+        """Let torch average gradients over the ranks of the data group, as weighted losses assume.
 
-        torch divides by the factor that ``configure_model`` has set, or else by the size of the mesh; if the mesh has
-        exactly these ranks, the factor stays unset, because with one shard torch would divide by a set factor twice.
+        torch divides gradients by a factor, or if no factor is set, by the size of the mesh. If the mesh consists of
+        exactly the ranks of the data group, no factor is set, because with one shard torch would divide by it twice. A
+        factor that ``configure_model`` has set is replaced.
         """
         size = self.data.size
         if group.mesh_info.mesh.size() == size:
@@ -204,7 +207,9 @@ class FullySharded(Strategy):
             group.force_sum_reduction_for_comms = True
 
     def _place(self, module: nn.Module) -> None:
-        """Move buffers that ``fully_shard`` has not moved, and parameters that an earlier run has moved to the host."""
+        """Move to the device the buffers that ``fully_shard`` has not moved, and parameters that an earlier run has
+        moved to the host.
+        """
         for tensor in module.buffers():
             if tensor.device != self.root_device and not tensor.is_meta:
                 tensor.data = tensor.data.to(self.root_device)
@@ -285,8 +290,8 @@ class FullySharded(Strategy):
 
     @contextmanager
     def _on_all_ranks(self) -> Iterator[None]:
-        """Context in which each rank reads its own shards: if one rank fails, all ranks raise, and none waits for
-        it.
+        """Context in which each rank reads its own shards: if one rank fails, all ranks raise an exception, so that no
+        rank waits for the failed one.
         """
         failure: Exception | None = None
         try:
@@ -341,7 +346,9 @@ _ONE_BLOCK = (
 
 @contextmanager
 def _without_exchange(model: Any) -> Iterator[None]:
-    """Context whose backward passes keep the gradients of all parameters on this process."""
+    """Context in which backward passes exchange no gradients, so that each process keeps complete gradients
+    of its own.
+    """
     model.set_requires_gradient_sync(False)
     try:
         yield
@@ -353,21 +360,23 @@ def _without_exchange(model: Any) -> Iterator[None]:
 
 
 def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, group: Group, loads: bool) -> bool:
-    """Replace tensors on the meta device, and let each layer initialise its own; return whether there were any.
+    """Replace tensors that are on the meta device, and let each layer initialise its own tensors. Return whether there
+    were tensors on the meta device.
 
     A layer's ``reset_parameters`` gets complete tensors, of which each rank then keeps its shard. So the values are
-    those of a model that one process has created, and memory holds the shards and one complete layer at a time. All
-    ranks draw the random numbers that rank 0 would draw.
+    those of a model that one process has created, and besides the shards only one complete layer is in memory at a
+    time. All ranks draw the same random numbers as rank 0.
 
     Args:
         root: the model, whose parameters may be DTensors.
-        device: where its layers compute.
+        device: the device on which the layers compute.
         shards_on: the device of the shards.
         group: the ranks that must get the same values.
-        loads: weights will be loaded from a checkpoint later, so layers without ``reset_parameters`` are allowed.
+        loads: whether weights will be loaded from a checkpoint later. Layers without ``reset_parameters`` are then
+            allowed, unless they have non-persistent buffers.
 
     Raises:
-        ConfigurationError: a layer has no ``reset_parameters``; the message names all of them.
+        ConfigurationError: layers lack ``reset_parameters``; the message names them.
     """
     layers = [
         each
@@ -401,7 +410,9 @@ def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, 
 
 
 def _replace(layers: list[nn.Module], device: torch.device, shards_on: torch.device) -> set[int]:
-    """Allocate every tensor on the meta device; tied parameters stay tied. Return the identities of new parameters."""
+    """Allocate memory for each tensor that is on the meta device; tied parameters stay tied. Return the ``id`` of each
+    new parameter.
+    """
     made: dict[nn.Parameter, nn.Parameter] = {}
     for layer in layers:
         for name, parameter in own_parameters(layer).items():
@@ -418,8 +429,8 @@ def _replace(layers: list[nn.Module], device: torch.device, shards_on: torch.dev
 
 @torch.no_grad()
 def _reset(layer: Any, replaced: set[int], device: torch.device, filled: set[int]) -> None:
-    """Let ``layer`` initialise complete tensors; keep this rank's shards of those that no earlier layer has
-    initialised.
+    """Let ``layer`` initialise complete parameters, and keep this rank's shards of them. A tied parameter that an
+    earlier layer has initialised keeps its values.
     """
     own = {name: each for name, each in own_parameters(layer).items() if id(each) in replaced}
     whole = {name: nn.Parameter(torch.empty(each.shape, dtype=each.dtype, device=device)) for name, each in own.items()}

@@ -17,14 +17,16 @@ _BUCKET_BYTES = 25 * 2**20
 T = TypeVar("T", bound=Tensor)
 
 Start = Callable[[Tensor, str], Any]
-"""``(tensor, name)``: starts to sum the tensor over the ranks, in place, and returns a handle. All ranks pass the same
-name."""
+"""A function of ``(tensor, name)`` that starts to sum the tensor over the ranks, in place, and returns a handle. All
+ranks pass the same name.
+"""
 
 
 def alike(tensors: Iterable[T], most_bytes: int = _BUCKET_BYTES) -> list[list[T]]:
-    """Divide ``tensors`` into lists that can be exchanged together: of one dtype and device, and of limited size.
+    """Divide ``tensors`` into lists of one dtype, one device and limited size, so that each list can be exchanged at
+    once.
 
-    The lists are in the order of their first tensors; each is closed with the tensor that reaches the limit.
+    The lists are in the order of their first tensors. A list ends with the tensor that makes it reach ``most_bytes``.
     """
     lists: list[list[T]] = []
     open_lists: dict[tuple[torch.dtype, torch.device], list[T]] = {}
@@ -45,12 +47,13 @@ class Bucket:
     """Parameters whose gradients are exchanged together.
 
     Args:
-        parameters: of one dtype, in the same order on all ranks.
+        parameters: parameters of one dtype, in the same order on all ranks.
         name: the name of the exchange, the same on all ranks.
 
     Attributes:
-        waiting: identities of the parameters that have no gradient in this backward pass yet.
-        flat: during the exchange, the concatenated gradients, then a 1 or 0 for each parameter: has it a gradient?
+        waiting: the ``id`` of each parameter that has no gradient in this backward pass yet.
+        flat: during the exchange, the concatenated gradients, and after them a number for each parameter: 1 if this
+            rank has its gradient, else 0.
     """
 
     def __init__(self, parameters: Sequence[Tensor], name: str = "") -> None:
@@ -67,7 +70,9 @@ class Bucket:
 
     @torch.no_grad()
     def pack(self) -> Tensor:
-        """Set ``flat`` to this rank's data, and return it; for :meth:`unpack`, it must hold the mean over the ranks."""
+        """Set ``flat`` to this rank's data, and return it. Before :meth:`unpack`, the caller replaces the values in
+        ``flat`` by their means over the ranks.
+        """
         self.missing = [index for index, parameter in enumerate(self.parameters) if parameter.grad is None]
         parts = []
         for parameter in self.parameters:
@@ -91,7 +96,7 @@ class Bucket:
         assert self.flat is not None  # pack() has run
         sizes = [*(parameter.numel() for parameter in self.parameters), len(self.parameters)]
         *parts, there = self.flat.split(sizes)  # type: ignore[no-untyped-call]
-        # the counts are read from the device only if this rank lacks a gradient
+        # Reading these numbers waits for the device, so they are read only if this rank lacks a gradient.
         somewhere = [number > 0 for number in there.tolist()] if self.missing else []
         for index, (parameter, part) in enumerate(zip(self.parameters, parts, strict=True)):
             if parameter.grad is not None:
@@ -108,9 +113,9 @@ class GradientExchange:
     on a parameter contributes zeros for it.
 
     Args:
-        parameters: the parameters, in the same order on all ranks; frozen ones are not exchanged.
+        parameters: the parameters, in the same order on all ranks; gradients of frozen parameters are not exchanged.
         ranks: the number of ranks.
-        start, wait: begin and end an exchange; ``wait`` gets the handle that ``start`` has returned.
+        start, wait: functions that begin and end an exchange; ``wait`` gets the handle that ``start`` has returned.
     """
 
     def __init__(
@@ -126,7 +131,9 @@ class GradientExchange:
         self.include_thawed(parameters)
 
     def include_thawed(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Also exchange the gradients of ``parameters`` that require gradients now; set ``frozen`` to the others."""
+        """Exchange also the gradients of those ``parameters`` that now require gradients; store the others in
+        ``frozen``.
+        """
         parameters = list(parameters)
         thawed = [each for each in parameters if each.requires_grad and id(each) not in self._bucket_of]
         self._fill(thawed)
@@ -134,7 +141,7 @@ class GradientExchange:
         self.frozen = [each for each in parameters if id(each) not in self._bucket_of]
 
     def _fill(self, parameters: list[nn.Parameter]) -> None:
-        """Put parameters into buckets, in reverse order: the last parameters get their gradients first."""
+        """Put parameters into buckets in reverse order, because a backward pass reaches the last parameters first."""
         for together in alike(reversed(parameters), _BUCKET_BYTES):
             bucket = Bucket(together, f"drivetrain.gradients.{len(self._buckets)}")
             bucket.expect()
@@ -180,16 +187,16 @@ class GradientExchanges:
     """The exchanges of a strategy, one for each module that it has set up for training."""
 
     def __init__(self) -> None:
-        self._of: dict[int, GradientExchange] = {}  # by the identity of the module
+        self._of: dict[int, GradientExchange] = {}  # by the id() of the module
 
     def begin(self, module: nn.Module, ranks: int, start: Start, wait: Callable[[Any], Any]) -> None:
-        """Start exchanging the gradients of ``module``, in place of an earlier exchange."""
+        """Exchange the gradients of ``module`` from now on; this replaces an earlier exchange for this module."""
         if (earlier := self._of.pop(id(module), None)) is not None:
             earlier.close()
         self._of[id(module)] = GradientExchange(module.parameters(), ranks, start, wait)
 
     def include_thawed(self, module: nn.Module | None) -> Sequence[nn.Parameter]:
-        """Exchange the gradients of all parameters of ``module`` that are trained now; return those that are not."""
+        """Exchange the gradients of all parameters of ``module`` that are trained now; return the frozen parameters."""
         exchange = self._of.get(id(module))
         if module is None or exchange is None:
             return ()
@@ -198,7 +205,7 @@ class GradientExchanges:
 
     @contextmanager
     def paused(self, module: nn.Module) -> Iterator[None]:
-        """Context whose backward passes keep the gradients of ``module`` on this process."""
+        """Context in which backward passes do not exchange the gradients of ``module``."""
         exchange = self._of.get(id(module))
         if exchange is None:
             yield

@@ -17,7 +17,7 @@ from drivetrain.base import torch_private
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.strategies import collectives
 from drivetrain.strategies.collectives import operation_of, reduction_of
-from drivetrain.strategies.peers import CURES, Checks, differing_names
+from drivetrain.strategies.peers import CURES, Checks, differing_names, peers_of
 from drivetrain.strategies.waiting import store_of_job
 
 R = TypeVar("R")
@@ -26,15 +26,16 @@ R = TypeVar("R")
 class Group(ABC):
     """A group of ranks of a job, as seen by one of them.
 
-    A subclass sets the two attributes and defines :meth:`gather_objects` and :meth:`new`. All other methods are built
-    on :meth:`gather_objects`; override a method if the communication library has a faster operation. All members must
-    call the same methods in the same order. A rank is always a global rank of the job.
+    A subclass sets ``rank`` and ``ranks``, and defines :meth:`gather_objects` and :meth:`new`. All other methods are
+    built on :meth:`gather_objects`; override a method if the communication library has a faster operation. All members
+    must call the same methods in the same order. A rank is always a global rank of the job.
 
     Attributes:
-        rank: this process.
-        ranks: the members, including this process, in the order of gathered values.
+        rank: the rank of this process.
+        ranks: the ranks of all members, including this process; gathered values are in this order.
         handle: the torch.distributed process group, for torch's functions; ``None``: all processes, or no group.
-        checks: which tensor collectives the members compare before they run; ``None``: all.
+        checks: selects the calls of tensor collectives that the members compare before the exchange; ``None``: all
+            calls.
         machine: the group of the members on this machine; set by the first save that needs it.
     """
 
@@ -46,7 +47,7 @@ class Group(ABC):
 
     @property
     def store(self) -> Any:
-        """The store of the torch.distributed job; ``None`` without one."""
+        """The store of the torch.distributed job; ``None`` if the job has none."""
         return None
 
     @property
@@ -70,8 +71,8 @@ class Group(ABC):
 
     @abstractmethod
     def new(self, ranks: Sequence[int]) -> Group:
-        """Return a group of some of these ranks. All its members call this with the same ``ranks``; the other ranks
-        need not call it.
+        """Return a group of some of this group's ranks. All members of the new group must call this method with the
+        same ``ranks``; other ranks need not call it.
 
         Args:
             ranks: global ranks; this process is one of them.
@@ -81,7 +82,7 @@ class Group(ABC):
         """Return every member's ``tensor``, stacked to ``(size, *tensor.shape)``.
 
         Args:
-            tensor: the same shape and dtype on every member.
+            tensor: a tensor whose shape and dtype are the same on every member.
             sync_grads: let gradients flow back to the member that each slice came from.
         """
         if sync_grads and tensor.requires_grad and torch.is_grad_enabled():
@@ -96,7 +97,7 @@ class Group(ABC):
         """Return the element-wise reduction of every member's tensor.
 
         Args:
-            tensor: the same shape and dtype on every member; it is not changed.
+            tensor: a tensor whose shape and dtype are the same on every member; it is not changed.
             op: "mean", "sum", "min", "max", "product", or a ``ReduceOp``.
         """
         return reduction_of(self.all_gather(tensor.detach()), op)
@@ -124,8 +125,8 @@ class Group(ABC):
         return torch.stack([row.to(values.device) for _, row in everyones])
 
     def reduce_keyed(self, names: Sequence[str], sums: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sums of every member's 1-D ``sums`` and the largest of their ``most``, after a check that all
-        members pass the same ``names``.
+        """Return the element-wise sum of all members' 1-D ``sums`` and maximum of all members' ``most``, after a check
+        that all members pass the same ``names``.
 
         Raises:
             ConfigurationError: the names differ; raised on all members.
@@ -134,7 +135,7 @@ class Group(ABC):
         return rows[:, : len(sums)].sum(0), rows[:, len(sums) :].amax(0)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Return whether ``decision`` is true on all members, or on at least one; the same result on all."""
+        """Return whether ``decision`` is true on all members, or with ``all=False`` on at least one."""
         votes = self.gather_objects(bool(decision))
         return False not in votes if all else True in votes
 
@@ -143,12 +144,14 @@ class Group(ABC):
         self.gather_objects(name)
 
     def wait_for_first(self, name: str) -> None:
-        """A barrier without a time limit, for long work of the first rank, such as a download."""
+        """Wait like :meth:`barrier`, but without a time limit, because the first rank may do long work, such as a
+        download.
+        """
         self.barrier(name)
 
 
 class LoneGroup(Group):
-    """A group of one process, without a process group: every method returns its input."""
+    """A group of one process, without a process group, so that no method communicates."""
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
@@ -177,8 +180,9 @@ class TorchGroup(Group):
 
     Args:
         handle: a process group that contains this process; ``None``: all processes.
-        device: this process's device, for tensors on a device that the group's backends do not support.
-        checks: which tensor collectives the ranks compare before they run; ``None``: all.
+        device: this process's device. A tensor is copied to it for an exchange if the group's backends do not support
+            the tensor's own device.
+        checks: selects the calls of tensor collectives that the ranks compare before the exchange; ``None``: all calls.
         timeout: the timeout of groups that :meth:`new` creates; ``None``: torch's default.
     """
 
@@ -205,10 +209,10 @@ class TorchGroup(Group):
         return TorchGroup(handle, self.device, self.checks, self.timeout)
 
     def _check_other_groups(self, ranks: list[int]) -> None:
-        """Check that torch gives the group of ``ranks`` the same name on all of them; with different names they would
-        deadlock.
+        """Check that torch will give the group of ``ranks`` the same name on all of these ranks, because with different
+        names the ranks would deadlock.
 
-        torch derives the name from the members and from the number of groups in which the process is already.
+        torch derives the name from the members and from the number of process groups that this process is already in.
 
         Raises:
             ConfigurationError: the members are in different numbers of groups; raised on all of them.
@@ -233,12 +237,10 @@ class TorchGroup(Group):
             )
 
     def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
-        if len(self.ranks) == 1:
-            return (tensor if sync_grads else tensor.detach()).unsqueeze(0)
-        return self._exchange(collectives.all_gather, tensor, sync_grads=sync_grads, checks=self.checks)
+        return self._exchange(collectives.all_gather, tensor, sync_grads)
 
     def all_reduce(self, tensor: Tensor, op: Any = "mean") -> Tensor:
-        return self._exchange(collectives.reduce, tensor, reduce_op=op, checks=self.checks)
+        return self._exchange(collectives.reduce, tensor, op)
 
     def broadcast(self, obj: Any, src: int | None = None) -> Any:
         return self._exchange(collectives.broadcast, obj, self.ranks[0] if src is None else src)
@@ -260,7 +262,7 @@ class TorchGroup(Group):
         return self._exchange(collectives.reduce_boolean_decision, decision, all)
 
     def barrier(self, name: str | None = None) -> None:
-        self._exchange(collectives.barrier, name=name)
+        self._exchange(collectives.barrier, name)
 
     @property
     def store(self) -> Any:
@@ -279,9 +281,14 @@ class TorchGroup(Group):
             time.sleep(pause)
             pause = min(2 * pause, 1.0)
 
-    def _exchange(self, function: Callable[..., R], *args: Any, **options: Any) -> R:
+    def _exchange(self, function: Callable[..., R], *args: Any) -> R:
+        name = function.__name__
+        peers = peers_of(name, self.handle, self.device, self.checks)
+        if peers is None:  # this process is the group's only member
+            alone: R = getattr(LoneGroup(self.rank), "all_reduce" if name == "reduce" else name)(*args)
+            return alone
         try:
-            return function(*args, group=self.handle, device=self.device, **options)
+            return function(peers, *args)
         except ConfigurationError:  # the members made different calls, so their counts may differ
             if self.checks is not None:
                 self.checks.restart(self.handle)
@@ -313,7 +320,8 @@ def all_or_alone(group: Group, ranks: Sequence[int], why: str) -> Group:
     """Return ``group`` or a group of this rank alone, for a library that only communicates between all ranks of a job.
 
     Raises:
-        NotSupportedError: ``ranks`` are only some of the group's; ``why`` says what to do instead.
+        NotSupportedError: ``ranks`` are neither all ranks of ``group`` nor this rank alone. The message ends with
+            ``why``.
     """
     if list(ranks) == list(group.ranks):
         return group

@@ -1,4 +1,4 @@
-"""Horovod's training: asynchronous averages of gradients during the backward pass, over Horovod or
+"""Train as Horovod does: average gradients asynchronously during the backward pass, through the package horovod or
 torch.distributed.
 """
 
@@ -65,12 +65,12 @@ class HorovodGroup(Group):
 
 @StrategyRegistry.register("horovod")
 class HorovodStrategy(ParallelStrategy):
-    """The complete model on every rank; gradients are averaged in buckets while the backward pass computes others.
+    """The complete model on every rank; gradients are averaged in buckets during the backward pass.
 
-    Works with processes that ``horovodrun``, ``mpirun`` or ``torchrun`` have started. They communicate through the
-    package ``horovod`` if it is installed and its launcher is ``horovodrun`` or an MPI that it was built with, and
-    otherwise through ``torch.distributed``. Parameters, buffers and optimizer state are those of rank 0 when training
-    begins.
+    The strategy works with processes that ``horovodrun``, ``mpirun`` or ``torchrun`` have started. The processes
+    communicate through the package ``horovod`` if the package is installed and ``horovodrun`` has started them. With
+    ``mpirun``, the package must have been built with MPI. Otherwise the processes communicate through
+    ``torch.distributed``. When training begins, all ranks get the parameters, buffers and optimizer state of rank 0.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
@@ -216,8 +216,8 @@ class HorovodStrategy(ParallelStrategy):
 
 
 def horovod_package() -> tuple[Any, str]:
-    """Return the module ``horovod.torch``, or ``None`` if it cannot connect the processes of this job; and the
-    reason.
+    """Return the module ``horovod.torch``, or ``None`` if it cannot connect the processes of this job; also return the
+    reason for this choice.
     """
     by_horovod, by_mpi = "HOROVOD_RANK" in os.environ, "OMPI_COMM_WORLD_RANK" in os.environ
     if not (by_horovod or by_mpi):

@@ -1,10 +1,10 @@
-"""Messages between the ranks about a checkpoint that each of them writes in the background.
+"""Messages between the ranks about a checkpoint that each of them writes, in the background or while training waits.
 
-Threads exchange these messages through the job's store, not by collectives, so training continues meanwhile. In a job
-without a store, they use a file beside the checkpoint. Each rank posts once what it has written, or why it could not.
-Rank 0 collects these posts, writes the file that completes the checkpoint, and posts the outcome, for which the other
-ranks wait. So either all ranks have saved the checkpoint, or each of them raises an error at its next save or at the
-end of the run.
+In the background, threads exchange these messages through the job's store, not by collectives, so training continues
+meanwhile. In a job without a store, they use a file beside the checkpoint.
+Each rank posts once what it has written, or why it could not. Rank 0 collects these posts, writes the file that
+completes the checkpoint, and posts the outcome, for which the other ranks wait. So either all ranks have saved the
+checkpoint, or each of them raises an error at its next save or at the end of the run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def begin(
     :func:`store_for`.
 
     Raises:
-        CheckpointError: this rank cannot begin; the others raise an error when they wait for the checkpoint.
+        CheckpointError: this rank cannot begin; the other ranks raise an error when they wait for the checkpoint.
     """
     with background.one_save():
         path, number = strategy.broadcast((path, uuid.uuid4().hex[:8]))
@@ -56,7 +56,7 @@ def begin(
             entries: list[rank_files.Entry] = []
 
             def collect() -> list[rank_files.Entry]:
-                entries.extend(joint.collect())
+                entries.extend(joint.exchange({}, None))
                 return entries
 
             main = _begun(lambda: strategy.save_checkpoint({**state, listed: Later(collect)}, path, storage_options))
@@ -68,7 +68,8 @@ def begin(
                 own = _begun(lambda: background.save_checkpoint(content, file, storage_options))
                 background.begin(path, _post, joint, own or background.written(file), file, list(carried))
             main = _begun(lambda: strategy.save_checkpoint(state, path, storage_options)) or own
-            background.begin(path, _follow, strategy, background, joint, path, file if carried else "", listed)
+            entry = {"name": os.path.basename(file)} if carried else {}
+            background.begin(path, _follow, strategy, joint, path, entry, listed)
         if main is not None:
             raise main
 
@@ -88,13 +89,13 @@ def _complete(
     path: str | Path,
     entries: Sequence[rank_files.Entry],
 ) -> None:
-    """End a save on rank 0, in the writing thread: if ``main`` was written, remove the files that it replaces."""
+    """End a save on rank 0, in the writing thread; ``main`` is the result of writing the checkpoint's main file. If
+    that file was written, remove the rank files of the checkpoint that this file has replaced.
+    """
     failure = main if isinstance(main, Exception) else main.exception()
     if failure is None:
         failure = _begun(lambda: rank_files.commit(strategy, path, entries, {}))
-    joint.decide(failure)
-    if failure is not None:
-        raise failure
+    joint.conclude(failure)
 
 
 def _post(joint: JointSave, own: Exception | Future[Any], file: str, ranks: Sequence[int]) -> None:
@@ -106,30 +107,26 @@ def _post(joint: JointSave, own: Exception | Future[Any], file: str, ranks: Sequ
         except OSError as error:
             failure = error
     sums = {key: entry[key] for key in ("size", "crc32") if key in entry}
-    joint.post({"name": os.path.basename(file), "ranks": list(ranks), **sums}, failure)
+    joint.exchange({"name": os.path.basename(file), "ranks": list(ranks), **sums}, failure)
 
 
-def _follow(
-    strategy: Strategy, background: AsyncCheckpointIO, joint: JointSave, path: str | Path, file: str, listed: str
-) -> None:
-    """End a save on another rank, in the writing thread; ``file`` is "" if this rank has written none."""
-    name = os.path.basename(file)
+def _follow(strategy: Strategy, joint: JointSave, path: str | Path, own: rank_files.Entry, listed: str) -> None:
+    """End a save on another rank, in the writing thread; ``own`` is empty if this rank has written no file."""
     try:
-        joint.follow()
+        joint.conclude(None)
     except CheckpointError:
-        with contextlib.suppress(Exception):  # another error is being raised
-            if file and not rank_files.is_listed(background, path, {"name": name}, listed):
-                background.remove_checkpoint(file)
+        rank_files.discard(strategy, path, own, listed)
         raise
-    rank_files.remember(strategy, path, name or None)
+    rank_files.commit(strategy, path, (), own)
 
 
 # ---- the messages ----------------------------------------------------------------------------------------------------
 
 
 def store_for(world: Group, path: str | Path) -> Any:
-    """Return the store for a save to ``path``: a connection to the job's, or a file beside the checkpoint, which the
-    last rank removes; ``None`` if not all ranks see that file. Every rank must call it.
+    """Return the store for a save to ``path``; every rank must call this function. The result is a connection to the
+    job's store. If the job has none, it is a store in a file beside the checkpoint, which the last rank removes, or
+    ``None`` if not all ranks see that file.
     """
     if world.store is not None:
         return world.store.clone()
@@ -154,54 +151,86 @@ def store_for(world: Group, path: str | Path) -> Any:
     return store
 
 
-_BRANCHES = 8  # the ranks form a tree, in which each collects the posts of this many
-_decided: list[str] = []  # the keys of outcomes in the store
+_BRANCHES = 8  # the ranks form a tree, in which each rank has up to this many ranks below it
+_decided: list[str] = []  # the keys of outcomes that rank 0 has not deleted from the store yet
 
 
 class JointSave:
-    """One rank's side of a save by several ranks; its methods are called in the thread that writes.
+    """Sends and receives one rank's messages about a save by several ranks; its methods run in the writing thread.
 
     Args:
         world: all ranks.
         path: the checkpoint, for messages.
         save_id: digits that are new in every save, and equal on all ranks.
-        store: the result of :func:`store_for`; ``None`` with one rank.
+        store: the result of :func:`store_for`; ``None``: one rank, or training waits, and the ranks exchange messages.
         writers: the ranks that write a file, except rank 0; ``None``: all.
     """
 
     def __init__(
         self, world: Group, path: str | Path, save_id: str, store: Any, writers: Sequence[int] | None = None
     ) -> None:
-        self._path, self._rank, self._ranks = path, world.rank, world.ranks
+        self._world, self._path, self._rank, self._ranks = world, path, world.rank, world.ranks
+        self._is_first = world.rank == self._ranks[0]
         self._tree = [*self._ranks[:1], *(self._ranks[1:] if writers is None else writers)]
         self._store, self._key = store, f"drivetrain/save {save_id}"
 
-    def post(self, written: Any, failure: BaseException | None = None) -> None:
-        """Post what this rank has written, as plain data for JSON, or its ``failure``, and the posts of the ranks below
-        it in the tree.
-        """
-        found, failed = self._below()
-        found[str(self._rank)] = written
-        if failure is not None:
-            failed = f"rank {self._rank} could not write its file: {_text(failure)}"
-        with contextlib.suppress(RuntimeError):  # the job's store has ended, and with it the job
-            self._store.set(self._own(self._rank), json.dumps([found, failed]))
+    def exchange(self, written: Any, failure: BaseException | None) -> list[Any]:
+        """Tell the others what this rank has written, plain data or objects with plain attributes, or its ``failure``.
 
-    def collect(self) -> list[Any]:
-        """Return what each other rank that writes has written, by rank; called on rank 0.
+        Returns:
+            On rank 0, what each other rank has written, by rank.
 
         Raises:
-            CheckpointError: a rank could not write, or does not answer.
+            Exception: a rank could not write: its ``failure``, or a CheckpointError. With a store, only rank 0 raises
+                it here, and the others in :meth:`conclude`.
         """
-        found, failed = self._below()
+        if self._store is None and len(self._ranks) > 1:
+            outcomes = self._world.gather_objects((written, failure and shown_error(failure)))
+            found = {str(rank): theirs for rank, (theirs, _) in zip(self._ranks, outcomes, strict=True)}
+            texts = [
+                f"rank {rank} could not write its file: {text}." for rank, (_, text) in enumerate(outcomes) if text
+            ]
+            failed = texts[0] if texts else ""
+        elif self._is_first and failure is not None:
+            raise failure
+        else:
+            found, failed = self._below()
+            if not self._is_first:
+                found[str(self._rank)] = written
+                if failure is not None:
+                    failed = f"rank {self._rank} could not write its file: {_text(failure)}"
+                with contextlib.suppress(RuntimeError):  # the job's store has ended, and with it the job
+                    self._store.set(self._own(self._rank), json.dumps([found, failed], default=vars))
+                return []
         if failed:
-            raise CheckpointError(f"The checkpoint {self._path} was not written, because {failed}")
+            raise failure or CheckpointError(f"The checkpoint {self._path} was not written, because {failed}")
         while self._store is not None and _decided:  # all ranks have read the outcome of the previous save
             self._store.delete_key(_decided.pop())
         return [found[str(rank)] for rank in self._tree[1:]]
 
+    def conclude(self, failure: BaseException | None) -> None:
+        """End the save, on rank 0 with its outcome; without a store, the caller tells the others about ``failure``.
+
+        Raises:
+            Exception: the save has failed; ``failure`` on a rank that has failed itself.
+        """
+        key, theirs = f"{self._key}/outcome", ""
+        if self._store is not None and self._is_first:
+            with contextlib.suppress(RuntimeError):  # some stores treat an empty value as missing
+                self._store.set(key, f"-{'' if failure is None else _text(failure)}")
+            _decided.append(key)
+        elif self._store is not None:
+            if reason := wait_for_keys(self._store, [key], self._ranks[:1]):
+                theirs = f"The checkpoint {self._path} was not written, because {self._gave_up(reason)}"
+            else:
+                theirs = self._store.get(key).decode()[1:]
+        if failure is not None or theirs:
+            raise failure or CheckpointError(theirs)
+
     def _below(self) -> tuple[dict[str, Any], str]:
-        """Return what the ranks below this one in the tree have written, by rank; and why one of them has not."""
+        """Return what the ranks below this one in the tree have written, by rank; also return why one of them could
+        not, or "".
+        """
         first = _BRANCHES * self._tree.index(self._rank) + 1
         ranks = self._tree[first : first + _BRANCHES]
         keys = list(map(self._own, ranks))
@@ -213,27 +242,6 @@ class JointSave:
             self._store.delete_key(key)
             found, failed = {**found, **theirs}, failed or failure
         return found, failed
-
-    def decide(self, failure: BaseException | None) -> None:
-        """Post the outcome; called on rank 0."""
-        if self._store is None:
-            return
-        text = "" if failure is None else _text(failure)
-        with contextlib.suppress(RuntimeError):
-            self._store.set(f"{self._key}/outcome", f"-{text}")  # some stores treat an empty value as missing
-        _decided.append(f"{self._key}/outcome")
-
-    def follow(self) -> None:
-        """Wait for the outcome; called on the other ranks.
-
-        Raises:
-            CheckpointError: the checkpoint was not written.
-        """
-        key = f"{self._key}/outcome"
-        if reason := wait_for_keys(self._store, [key], self._ranks[:1]):
-            raise CheckpointError(f"The checkpoint {self._path} was not written, because {self._gave_up(reason)}")
-        if failure := self._store.get(key).decode()[1:]:
-            raise CheckpointError(failure)
 
     def _gave_up(self, reason: str) -> str:
         return f"rank {self._rank} waited for other ranks: {reason}. The checkpoints before it are unchanged."

@@ -14,16 +14,16 @@ class LayerSync(ABC):
     """Changes the layers of a model during a fit on several ranks, and restores them afterwards.
 
     Attributes:
-        group: the process group of the ranks that see different samples, set before :meth:`apply`; ``None``: all.
+        group: the process group of the ranks that see different samples, set before :meth:`apply`; ``None``: all ranks.
     """
 
     group: Any = None
 
     @classmethod
     def register_layer_syncs(cls, layer_sync_registry: Registry[LayerSync]) -> None:
-        """Give the class its names: ``layer_sync_registry.register("name", cls, description="...")``.
+        """Register the class under its names: ``layer_sync_registry.register("name", cls, description="...")``.
 
-        Called once, when Python defines a subclass with this method: the class needs no other line.
+        Called once, when Python defines a subclass that has this method. No other code needs to register the class.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -39,7 +39,7 @@ class LayerSync(ABC):
         """Return ``model`` with its original layers; called when the fit ends, also after an exception."""
 
     def count_batches(self, model: nn.Module, counts: bool) -> None:
-        """Set whether the statistics include this rank's next batches; they exclude batches that a rank repeats."""
+        """Set whether the statistics include this rank's next batches; False while the rank repeats batches."""
 
 
 LayerSyncRegistry: Registry[LayerSync] = Registry(

@@ -18,7 +18,7 @@ from drivetrain.strategies.strategy import Strategy
 
 
 class LocalPasses:
-    """The passes of a strategy with one device, which never communicates.
+    """The passes of a strategy with one device, which never communicates; base class for other strategies.
 
     Args:
         strategy: the strategy of the fit.
@@ -49,7 +49,7 @@ class LocalPasses:
 class DDPPasses(LocalPasses):
     """The passes of DistributedDataParallel."""
 
-    _model: Any = reads("_strategy.model")  # read each time, because thawing layers replaces it
+    _model: Any = reads("_strategy.model")  # read each time, because a new DDP replaces it when layers are thawed
 
     def begin(self) -> None:
         model = self._model
@@ -100,7 +100,8 @@ class FSDPPasses(LocalPasses):
             setattr(group, torch_private.TRAINING_STATE, torch_private.TrainingState.IDLE)
         torch_private.end_backward(self._root)
         for group in groups_in(self._root):
-            # hooks may have frozen the gathered parameters, which the module held instead of the shards
+            # The user's hooks may have frozen gathered parameters, which the module held in place of the shards. The
+            # shards of these parameters must be frozen, too.
             for parameter in group.fsdp_params:
                 parameter.sharded_param.requires_grad_(torch_private.gathered_of(parameter).requires_grad)
             group.reshard()

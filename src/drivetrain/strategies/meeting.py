@@ -1,4 +1,6 @@
-"""Rendezvous of a job's processes: torch's key-value store at the main address, within the job's timeout."""
+"""Connect the processes of a job through torch's key-value store at the main address, within a timeout, and create
+their process group.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,10 @@ from drivetrain.launchers.script import started_by_rank
 from drivetrain.strategies.peers import some
 
 _STORES: Any = dist  # torch's stores have no types
-# the network interface on which Gloo listens; torch reads the variable whenever a group is created
+# Environment variable: the network interface on which Gloo listens. torch reads it whenever a group is created.
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK_INTERFACES = {"linux": "lo", "darwin": "lo0"}
-_TORCHRUNS_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun sets it if one of its own processes holds the store
+_TORCHRUNS_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun sets this if one of its own processes holds the store
 _WITHOUT_STORE = ("mpi", "fake")  # backends without a store
 _PROBE_S = 0.5
 _SHORTEST_S = 0.01
@@ -46,19 +48,20 @@ def meet(
 ) -> None:
     """Create the process group of all ranks.
 
-    On one machine whose main address is a loopback address, rank 0's store and Gloo listen on the loopback interface
-    only. Under torchrun, its agent owns the store and decides at which address it listens.
+    If the job runs on one machine and the main address is a loopback address, rank 0's store and Gloo listen on the
+    loopback interface only. Under torchrun, the agent of torchrun owns the store and decides at which address the store
+    listens.
 
     Args:
-        backend: of ``torch.distributed``.
+        backend: the backend of ``torch.distributed``.
         environment: provides the main address and port.
         rank, world_size: the rank of this process, and the number of processes of the job.
         num_nodes: the number of machines.
         timeout: the timeout of the rendezvous, and of the group afterwards; ``None``: torch's default.
 
     Raises:
-        ConfigurationError: rank 0 cannot listen at the main address, this machine cannot resolve it, or this process
-            does not belong to the job but inherited the variables of a rank that started it.
+        ConfigurationError: rank 0 cannot listen at the main address, this machine cannot resolve the address, or this
+            process does not belong to the job but inherited environment variables from the rank that started it.
         DrivetrainError: not all ranks have connected within the timeout.
     """
     environment.validate_address()
@@ -82,14 +85,15 @@ def meet(
     if loopback is not None:
         _keep_gloo_on_loopback()
     dist.init_process_group(backend, store=store, **options)
-    # If one rank continued now and failed, the other ranks could not finish their connections.
+    # Wait for all ranks: if one rank continued now and failed, the other ranks could not finish their connections.
     place.wait_for_all(store, _CONNECTED)
 
 
 def loopback_address(environment: ClusterEnvironment, num_nodes: int) -> str | None:
     """Return the main address as an IP, if it is a loopback address and the job is on one machine; else ``None``.
 
-    With several machines, each may resolve the name differently: Debian resolves a machine's own name to 127.0.1.1.
+    With several machines, each machine may resolve the name differently: Debian resolves a machine's own name to
+    127.0.1.1.
     """
     if not environment.is_one_machine(num_nodes):
         return None
@@ -142,15 +146,15 @@ class Meeting:
         return store
 
     def wait_for_all(self, store: Any, key: str) -> None:
-        """Return once all ranks have called this with the same key.
+        """Wait until all ranks have called this method with the same key.
 
         Raises:
-            DrivetrainError: a rank has not come in time, or rank 0 has ended.
+            DrivetrainError: a rank has not called this method in time, or rank 0 has ended.
         """
 
         def wait() -> None:
             left = self._deadline - time.monotonic()
-            # leaves time to find out which ranks are missing
+            # wait a little shorter, so that time is left to find out which ranks are missing
             patience = timedelta(seconds=max(_SHORTEST_S, left - min(_PROBE_S, left / 4)))
             store.set(f"{key}/{self.rank}", "")  # for the error, which names the missing ranks
             if store.add(f"{key}/count", 1) >= self.world_size:
@@ -183,7 +187,7 @@ class Meeting:
             return {"master_listen_fd": own.detach()}
 
     def _in_time(self, function: Callable[[], Any]) -> Any:
-        """Return the result of ``function``.
+        """Return the result of ``function``, if the function ends before the deadline.
 
         The function runs in a thread, because torch waits without a limit for the first answer of a program that
         listens at the address, and ignores Ctrl-C meanwhile.
@@ -219,7 +223,7 @@ class Meeting:
         )
 
     def _probed(self) -> tuple[str, str]:
-        """Return a description of the program at the address, and what to do about it."""
+        """Return a description of what answers at the address, and what the user can do."""
         try:
             socket.create_connection((self.address, self.port), _PROBE_S).close()
         except ConnectionRefusedError:
@@ -259,7 +263,7 @@ _set_here: list[str] = []  # the value to which this module has set Gloo's varia
 
 
 def _keep_gloo_on_loopback() -> None:
-    """Restrict Gloo's connections to the loopback interface, unless the user has set its variable."""
+    """Restrict Gloo's connections to the loopback interface, unless the user has set Gloo's environment variable."""
     name = _LOOPBACK_INTERFACES.get(sys.platform)
     if GLOO_INTERFACE not in os.environ and name in {each for _, each in socket.if_nameindex()}:
         os.environ[GLOO_INTERFACE] = str(name)
@@ -267,7 +271,7 @@ def _keep_gloo_on_loopback() -> None:
 
 
 def forget_interface() -> None:
-    """Restore the user's value of Gloo's variable after the group is destroyed."""
+    """Remove Gloo's environment variable if this module has set it; called after the group is destroyed."""
     if _set_here and os.environ.get(GLOO_INTERFACE) == _set_here[0]:
         del os.environ[GLOO_INTERFACE]
     _set_here.clear()

@@ -20,9 +20,10 @@ class Model(Shared):
     """The model of a run, from connecting the user's module to the tear-down.
 
     Attributes:
-        accelerator, precision_plugin, checkpoint_io: the strategy's parts; the plan fills in what was not passed.
+        accelerator, precision_plugin, checkpoint_io: parts of the strategy; the Trainer sets those that were not passed
+            to the constructor.
         lightning_module: the user's module.
-        model: the wrapped module that :meth:`setup` returns; before, the module itself.
+        model: the wrapped module that :meth:`setup` creates; before ``setup``, the user's module.
         optimizers, lr_scheduler_configs: the optimizers and schedulers of the run.
     """
 
@@ -50,8 +51,8 @@ class Model(Shared):
         self.model = self.setup_module(module)
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
-        """Return ``module`` in this precision, on the root device if ``move_to_device``, and wrapped for several
-        processes.
+        """Return ``module`` in the run's precision, and on the root device if ``move_to_device``. Strategies with
+        several processes also wrap it.
         """
         own = module is self.lightning_module
         module = self._convert(module) if own else self.precision_plugin.convert_module(module)
@@ -68,8 +69,8 @@ class Model(Shared):
         return module
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Let the Trainer create the run's optimizers and schedulers. Called after :meth:`setup`, unless ``setup`` did
-        it.
+        """Let the Trainer create the run's optimizers and schedulers. Called after :meth:`setup`, unless ``setup`` has
+        created them.
         """
         self.optimizers, self.lr_scheduler_configs = trainer.make_optimizers()
 
@@ -82,7 +83,7 @@ class Model(Shared):
         return function()
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Return the exception to raise instead of ``error``, if this strategy can explain it better."""
+        """Return an exception to raise instead of ``error``, with a better explanation; ``None`` if there is none."""
         return None
 
     def teardown(self) -> None:

@@ -39,10 +39,10 @@ class ModelAveraging:
         self.period = period
         self.state = state
         self._hooks: list[Any] = []
-        self.trained: set[int] = set()  # identities of parameters trained at the last average or since
+        self.trained: set[int] = set()  # the id() of each parameter trained at the last average or since then
 
     def attach(self, optimizers: Sequence[Optimizer]) -> None:
-        """Average after the steps of these optimizers only.
+        """From now on, average parameters after the steps of these optimizers, and of no others.
 
         Raises:
             ConfigurationError: an optimizer exchanges parameters itself.
@@ -55,7 +55,7 @@ class ModelAveraging:
                     "exchanges parameters by itself after each step. Leave out model_averaging_period, or return "
                     "a plain optimizer from configure_optimizers."
                 )
-            optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # if the warm-up is over, this records it
+            optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # a finished warm-up does not begin again
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._read_counts))
             self.trained.update(id(each) for each in parameters_of(optimizer) if each.requires_grad)
@@ -70,7 +70,7 @@ class ModelAveraging:
         """Create a subgroup of each machine's ranks unless the user has passed one; every rank must call it."""
         if (
             self.state.subgroup is None and self.state.post_local_gradient_allreduce
-        ):  # the hook also creates one, but only for all CUDA devices of the machine
+        ):  # torch's hook would create one, too, but only for all CUDA devices of the machine
             self.state.subgroup, _ = dist.new_subgroups(num_processes)  # type: ignore[no-untyped-call]
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -81,8 +81,9 @@ class ModelAveraging:
             self._average(optimizer)
 
     def _average(self, optimizer: Optimizer) -> None:
-        # All parameters that were trained, even without a gradient: every rank must exchange the same parameters.
-        # Parameters that were frozen since the last average also differ between ranks.
+        # Average all trained parameters, even those without a gradient, because every rank must exchange the same
+        # parameters. Include parameters that were frozen since the last average, because these differ between ranks,
+        # too.
         parameters = [each for each in parameters_of(optimizer) if each.requires_grad or id(each) in self.trained]
         self.trained.difference_update(map(id, parameters))
         self.trained.update(id(each) for each in parameters if each.requires_grad)
@@ -92,7 +93,7 @@ class ModelAveraging:
         averaging.average_parameters(iter(parameters), self.state.process_group)
         for parameter, place in zip(parameters, places, strict=True):
             place.copy_(parameter.data)
-            parameter.data = place  # own memory and format, not a view of the exchanged buffer
+            parameter.data = place  # keep the own memory, not torch's view of the exchanged buffer
 
     def _read_counts(self, optimizer: Optimizer) -> None:
         group = optimizer.param_groups[0]
@@ -101,7 +102,7 @@ class ModelAveraging:
 
 
 def model_averaging(period: Any, state: Any, hook: Any) -> ModelAveraging | None:
-    """Return the averaging for ``DDPStrategy(model_averaging_period=..., ddp_comm_state=..., ddp_comm_hook=...)``.
+    """Return the averaging for these arguments of DDPStrategy; ``None`` if they do not ask for local SGD.
 
     Raises:
         ConfigurationError: the arguments do not fit together.
@@ -111,7 +112,7 @@ def model_averaging(period: Any, state: Any, hook: Any) -> ModelAveraging | None
             f"DDPStrategy(model_averaging_period={shown(period)}): it is a number of optimizer steps, at least 1. "
             f"Write {_USE}."
         )
-    local = state is not None and isinstance(state, local_sgd.PostLocalSGDState)  # a module that is slow to import
+    local = state is not None and isinstance(state, local_sgd.PostLocalSGDState)  # local_sgd is slow to import
     if period is None and not local:
         return None
     if period is None:

@@ -1,4 +1,6 @@
-"""Tensor parallelism and FSDP2 on a two-dimensional mesh: layers are split over ranks, and the parts are sharded."""
+"""Tensor parallelism and FSDP2 on a two-dimensional mesh: layers are split along one dimension of the mesh, and their
+parts are sharded along the other.
+"""
 
 from __future__ import annotations
 
@@ -56,29 +58,31 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     """Split layers over the ranks of a tensor-parallel group, and shard each rank's part over the data-parallel ranks.
 
     ``configure_model`` splits the layers, with torch's ``parallelize_module(..., self.device_mesh["tensor_parallel"],
-    plan)``; a model with a ``tp_plan`` does not need it. Ranks of one tensor-parallel group see the same samples. Then
-    the strategy applies activation checkpointing, compiles, and shards with ``fully_shard``. See
-    docs/model_parallel.md, and docs/context_parallel.md for sequences that are split over ranks.
+    plan)``; a model with a ``tp_plan`` does not need ``configure_model``. Ranks of one tensor-parallel group see the
+    same samples. After the split, the strategy applies activation checkpointing, compiles the blocks, and shards with
+    ``fully_shard``. See docs/model_parallel.md, and docs/context_parallel.md for sequences that are split over ranks.
 
     Args:
         data_parallel_size: the number of ranks, or of context-parallel groups, that see different samples; "auto": the
-            number of processes divided by the other sizes. Parameters are sharded over all of these ranks.
+            number of processes divided by the other sizes. Parameters are sharded over all these ranks, including all
+            ranks of the context-parallel groups.
         tensor_parallel_size: the number of neighbouring ranks over which each layer is split; "auto": the number of
             processes divided by the other sizes; if ``data_parallel_size`` is "auto", too, the number of processes on
             one machine.
-        save_distributed_checkpoint: checkpoints are folders, into which each process writes its parts. False: they are
-            single files, as with one process. Both are read in either case.
+        save_distributed_checkpoint: True: checkpoints are folders, into which each process writes its parts. False:
+            checkpoints are single files, as with one process. With either value, both forms can be read.
         process_group_backend, timeout, accelerator, parallel_devices, cluster_environment, checkpoint_io,
             precision_plugin: as for :class:`ParallelStrategy`.
         context_parallel_size: the number of neighbouring ranks over which each sequence is split.
-        sequence_dims: the dimension of a batch's tensors that is the sequence: one number for all tensors that have it;
-            a mapping by field; or a function ``(batch, part)`` that returns the batch with ``part(tensor, dim)``
-            applied to its sequences. ``None``: the module's attribute ``sequence_dims``.
+        sequence_dims: which dimension of a batch's tensors is the sequence: one number for all tensors that have this
+            dimension; a mapping from fields to dimensions; or a function ``(batch, part)`` that returns the batch with
+            ``part(tensor, dim)`` applied to its sequences. ``None``: the module's attribute ``sequence_dims``.
         context_parallel_attention: how :func:`drivetrain.strategies.context_parallel.attention` exchanges the parts:
             "ulysses" exchanges heads for positions; "ring" is torch's ring attention, on devices that support it.
         tp_plan: how layers are split: a mapping from layer names, in which ``*`` matches one component, to "colwise",
             "rowwise", or one of torch's ``ParallelStyle``. ``None``: the plan that the model declares.
-        compile: compile the forward pass of each block with ``torch.compile``; a dictionary contains its arguments.
+        compile: compile the forward pass of each block with ``torch.compile``; a dictionary contains arguments for
+            ``torch.compile``.
         auto_wrap_policy, activation_checkpointing_policy, mixed_precision, cpu_offload, gradient_exchange,
             init_on_meta, start_method: as for :class:`FSDPStrategy`.
 
@@ -86,7 +90,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         ConfigurationError: an argument is wrong, or two contradict each other.
     """
 
-    strategy_name = "modelparallelstrategy"  # without a registered name, libraries use the class name
+    strategy_name = "modelparallelstrategy"  # other libraries identify this strategy by its class name
 
     def __init__(
         self,
@@ -132,16 +136,16 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         self.context_parallel_size, self.sequence_dims = context_parallel_size, sequence_dims
         check_arguments(type(self).__name__, context_parallel_size, sequence_dims, context_parallel_attention)
         self._attention = context_parallel_attention
-        self._context: tuple[Group, Context] | None = None  # with the data group for which this context was made
+        self._context: tuple[Group, Context] | None = None  # a data group, and the context that was made for it
         self._own_plan = tp_plan
         self._compile: Mapping[str, Any] | None = {} if compile is True else compile or None
         if self._compile is not None:
             why = f"{type(self).__name__}(compile=...) compiles layers already."
             self.facts = self.facts.but(refuses={**self.facts.refuses, "compile": why})
-        # applied by this class, because compilation comes after it
+        # this class applies activation checkpointing itself, because it compiles afterwards
         self._checkpointing = activation_checkpointing_policy
         self._hooks: dict[nn.Parameter, Any] = {}  # hooks of parameters, for this run
-        self._scaler: Any = None  # the precision's scaler, with its unscaling replaced for this run
+        self._scaler: Any = None  # the precision's scaler, whose unscaling is replaced during this run
 
     def agreed_options(self) -> dict[str, Any]:
         sizes = dict(zip((DATA, TENSOR), self._asked, strict=True))
@@ -156,7 +160,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The sizes of the mesh: the number of ranks that shard parameters, and of tensor-parallel ranks.
+        """The sizes of the mesh's two dimensions: the number of ranks over which parameters are sharded, and the number
+        of ranks over which layers are split.
 
         Raises:
             ConfigurationError: their product is not the number of processes.
@@ -221,8 +226,9 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     def _draw_alike(self) -> None:
         """Give the ranks of a tensor-parallel group the random state of its first rank.
 
-        The ranks hold copies of the activations between split layers, so dropout must drop the same elements on all of
-        them. A context-parallel group shares its random state too: its ranks must augment samples identically.
+        The ranks hold copies of the activations between split layers, so dropout must drop the same elements on all
+        ranks. The ranks of a context-parallel group also get one random state, because they must augment samples
+        identically.
         """
         if self.sizes[1] > 1:
             group = TorchGroup(self.device_mesh.get_group(TENSOR), self.root_device, self._checks, self.timeout)
@@ -231,19 +237,12 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             set_rng_state(self.context.group.broadcast(rng_state()))
 
     def on_train_start(self) -> None:
-        super().on_train_start()
         self._draw_alike()  # a checkpoint from fewer ranks may have restored a different state on each
+
+    on_test_start = on_predict_start = on_train_start
 
     def on_validation_start(self) -> None:
         super().on_validation_start()
-        self._draw_alike()
-
-    def on_test_start(self) -> None:
-        super().on_test_start()
-        self._draw_alike()
-
-    def on_predict_start(self) -> None:
-        super().on_predict_start()
         self._draw_alike()
 
     # ---- the model -----------------------------------------------------------------------------------------------
@@ -292,10 +291,11 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             self._share(module)
 
     def _split(self, module: nn.Module) -> None:
-        """Apply the plan, unless ``configure_model`` has already split layers.
+        """Split layers by the strategy's or the model's plan, unless ``configure_model`` has already split layers.
 
         Raises:
-            ConfigurationError: neither ``configure_model`` nor a plan splits a layer.
+            ConfigurationError: neither ``configure_model`` nor a plan splits layers, or ``configure_model`` and
+                ``tp_plan`` both do.
         """
         _, tensor = self.sizes
         if tensor == 1:
@@ -327,7 +327,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
                 f"ModelParallelStrategy(compile=...) compiles blocks, and {type(module).__name__} has no repeated "
                 "layers. Name their classes in auto_wrap_policy, or compile layers in configure_model."
             )
-        for block in blocks:  # only the forward pass is compiled: FSDP's hooks, added later, run outside it
+        for block in blocks:  # FSDP's hooks, which are added later, run outside the compiled function
             block.forward = torch.compile(block.forward, **arguments)
         rank_zero_info(f"ModelParallelStrategy compiles {fsdp_blocks.summary(module, blocks).rpartition(',')[0]}.")
 
@@ -342,7 +342,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     def _complete_gradients(self, module: nn.Module) -> None:
         """Give each gradient of a split layer the placements of its parameter, as FSDP does for sharded parameters.
 
-        If every rank has a layer and computes on a part of the activations, its gradient is a sum over these ranks.
+        If every rank has a complete layer but computes on a part of the activations, the gradient must be summed over
+        these ranks. The change of placements computes this sum.
         """
         for parameter in module.parameters():
             if sharded.is_dtensor(parameter) and parameter.requires_grad and parameter not in self._hooks:
@@ -351,7 +352,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     def _unscale_shards(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        """Unscale gradients like torch's ``GradScaler``, also if they are on several meshes or plain tensors.
+        """Unscale gradients like torch's ``GradScaler``, but also gradients on different meshes, mixed with plain
+        tensors.
 
         All ranks learn whether any shard is not finite, so that they skip the same steps.
         """
@@ -377,14 +379,14 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def accumulating(self, model: nn.Module) -> Any:
-        if self.context_parallel_size > 1:  # a rank's gradient contains other ranks' losses, so all need the same scale
+        if self.context_parallel_size > 1:  # gradients depend on other ranks' losses, so all ranks need the same scale
             self.driver.exchanges_always = True
         return super().accumulating(model) if isinstance(model, fsdp.FSDPModule) else nullcontext()
 
     # ---- errors --------------------------------------------------------------------------------------------------
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Explain that a step has mixed tensors of split layers with plain tensors."""
+        """Explain torch's error if a step has mixed DTensors of split layers with plain tensors."""
         if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
             if "aten._f" in str(error):  # _foreach_mul_, _fused_adamw_
                 return ConfigurationError(

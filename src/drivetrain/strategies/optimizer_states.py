@@ -1,9 +1,9 @@
-"""Optimizer states of a checkpoint: stored by parameter name or number, and checked against the run's optimizers.
+"""Match the optimizer states of a checkpoint with the run's optimizers, by the names of their parameters.
 
 torch numbers an optimizer's parameters in the order in which the optimizer got them. If a later version of the code
-reorders a model's layers, each state would be loaded into another parameter of the same shape, without an error. A
-checkpoint therefore keeps the names beside the numbers, and each state is loaded by its parameter's name. The names are
-those of torch.distributed.checkpoint; the numbers are torch's own.
+reorders a model's layers, states would be loaded into the wrong parameters of the same shape, without an error. A
+checkpoint therefore keeps the names beside the numbers, and each state is loaded by its parameter's name. Names have
+the form that torch.distributed.checkpoint uses; numbers are those of torch's ``state_dict``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def by_number(state: Mapping[str, Any], names: Names) -> State:
 
 
 def _keyed(state: Mapping[str, Any], keys: Mapping[Any, Any], lists: Sequence[Sequence[Any]]) -> State:
-    """Return an optimizer's state dict with other parameter keys: ``keys`` by their old ones, ``lists`` by group."""
+    """Replace the keys of parameters in an optimizer's state dict. ``keys`` maps each old key to the new one; ``lists``
+    has the new keys of each parameter group.
+    """
     groups = [{**group, "params": list(own)} for group, own in zip(state["param_groups"], lists, strict=True)]
     return {"state": {keys.get(key, key): each for key, each in state["state"].items()}, "param_groups": groups}
 
@@ -85,12 +87,13 @@ def _class_of(optimizer: Optimizer) -> str:
 
 
 def restore(strategy: Any, module: nn.Module, checkpoint: Mapping[str, Any]) -> None:
-    """Load the optimizers' states from a checkpoint, and log which of the current options they replace.
+    """Load the optimizers' states from a checkpoint, and log which current options these states replace.
 
     Args:
         strategy: the strategy that holds the optimizers.
-        module: the module that holds their parameters.
-        checkpoint: contains ``optimizer_states``, and ``optimizers`` from :func:`describe` if this version wrote it.
+        module: the module that holds the optimizers' parameters.
+        checkpoint: contains ``optimizer_states``, and ``optimizers`` from :func:`describe`, which checkpoints of
+            earlier versions lack.
 
     Raises:
         CheckpointError: as in :func:`fitted`.
@@ -114,7 +117,9 @@ def restore(strategy: Any, module: nn.Module, checkpoint: Mapping[str, Any]) -> 
 
 
 def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the plain options of each group; for the learning rate, the initial one if a scheduler has stored it."""
+    """Return the plain options of each parameter group. As the learning rate, return the initial one if a scheduler has
+    stored it.
+    """
     found = [
         {name: value for name, value in group.items() if isinstance(value, (int, float, tuple))}
         for group in optimizer.param_groups
@@ -137,13 +142,13 @@ def fitted(
     Args:
         module: the module that holds the optimizers' parameters.
         optimizers: what ``configure_optimizers`` returned.
-        states: one entry for each of them, from the checkpoint.
-        saved: what :func:`describe` returned for each of them when it was saved; missing in checkpoints of other
+        states: the checkpoint's state of each optimizer.
+        saved: what :func:`describe` returned for each optimizer that was saved; empty for checkpoints of other
             libraries and of earlier versions.
 
     Raises:
-        CheckpointError: the parameter groups differ, the class differs and cannot continue from the state, or ``saved``
-            is damaged.
+        CheckpointError: the parameter groups differ, an optimizer has a different class that cannot continue from the
+            state, or ``saved`` is damaged.
     """
     if len(states) != len(optimizers):
         return list(states)  # the strategy has its own format; otherwise loading raises an error with both counts
@@ -157,8 +162,8 @@ def fitted(
 
 
 def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then: Sequence[Names]) -> None:
-    """Check that no parameter has moved to another group or optimizer: its options and scheduler would not move with
-    it.
+    """Check that no parameter has moved to another group or optimizer, because its options and its scheduler would not
+    move with it.
 
     Raises:
         CheckpointError: a parameter has moved; the message names it and both places.
@@ -182,7 +187,7 @@ def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then:
 def _fitted(index: int, optimizer: Optimizer, state: Any, now: Names, saved: tuple[str, Names]) -> Any:
     kind, (was, then) = _class_of(optimizer), saved
     if not isinstance(state, Mapping) or not isinstance(groups := state.get("param_groups"), list):
-        return state  # a strategy's own format, or damaged, which loading reports
+        return state  # the state has a strategy's own format, or it is damaged, which loading will report
     listed = [each.get("params") if isinstance(each, Mapping) else None for each in groups]
     sizes = [len(each) if isinstance(each, list) else -1 for each in listed]
     named = [len(own) for own in then] == sizes

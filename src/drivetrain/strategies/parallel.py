@@ -1,4 +1,4 @@
-"""Base of strategies with several processes: ranks, the process group, collectives."""
+"""Base class of strategies with several processes, which sets the ranks and creates the process group."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ class ParallelStrategy(Strategy):
 
     Args:
         accelerator, checkpoint_io, precision_plugin: as for every strategy.
-        parallel_devices: this machine's devices in rank order; ``None``: as the plan decides.
-        cluster_environment: provides the ranks of this process; ``None``: the environment that the plan detects.
+        parallel_devices: this machine's devices in rank order; ``None``: the devices that the Trainer's arguments
+            select.
+        cluster_environment: provides the ranks of this process; ``None``: the environment that the Trainer detects.
         process_group_backend: the backend of ``torch.distributed``; ``None``: the accelerator's.
         timeout: how long one rank waits for the others in an exchange before the job fails.
     """
@@ -86,23 +87,20 @@ class ParallelStrategy(Strategy):
         return 1 if self.facts.drives_all_devices else len(self.parallel_devices or self.own_parts.devices)
 
     synchronises_batchnorm: bool = False
-    """Whether the strategy supports ``Trainer(sync_batchnorm=True)`` and a ``LayerSync`` in ``plugins``. Otherwise both
-    are errors with several processes."""
+    """Whether the strategy supports ``Trainer(sync_batchnorm=True)`` and a ``LayerSync`` in ``plugins``. If not, both
+    raise an error with several processes.
+    """
 
     def setup(self, trainer: Any) -> None:
         fits = trainer is not None and trainer.progress.fn == "fit"
         cannot = fits and self.world_size > 1 and not self.synchronises_batchnorm
-        if cannot and self.layer_sync is not None:
+        if cannot and (trainer.settings.sync_batchnorm or self.layer_sync is not None):
+            sync = self.layer_sync
+            asks = "Trainer(sync_batchnorm=True)" if sync is None else f"The {type(sync).__name__} in plugins"
             raise ConfigurationError(
-                f"The {type(self.layer_sync).__name__} in plugins changes layers for all processes, and "
-                f'{type(self).__name__} does not use one. Leave it out, write strategy="ddp", or apply it in '
+                f"{asks} synchronises layers such as batch norm over all processes, which {type(self).__name__} does "
+                'not do. Leave it out, write strategy="ddp", or change the layers in configure_model or in '
                 "setup_module(module) and set synchronises_batchnorm = True on the strategy."
-            )
-        if cannot and trainer.settings.sync_batchnorm:
-            raise ConfigurationError(
-                f"Trainer(sync_batchnorm=True) asks for batch norm over all processes, and {type(self).__name__} does "
-                'not synchronise it. Leave the argument out, write strategy="ddp", or convert the layers in '
-                "configure_model and set synchronises_batchnorm = True on the strategy."
             )
         super().setup(trainer)
 
@@ -116,9 +114,11 @@ class ParallelStrategy(Strategy):
             self._store_ranks(world_size=num_nodes * on_each, node_rank=node_rank, global_rank=node_rank * on_each)
 
     def _store_ranks_of_job(self) -> None:
-        """Store the ranks of this process, once it exists."""
+        """Store this process's ranks from the cluster environment; called only in a process that is a rank
+        of the job.
+        """
         environment = self.cluster_environment
-        assert environment is not None  # the plan has found an environment
+        assert environment is not None  # set_ranks() has stored it
         # this program starts the processes, so it tells the environment the world size and the rank
         if not environment.creates_processes_externally:
             environment.set_world_size(self.num_nodes * self.num_processes)
@@ -129,7 +129,7 @@ class ParallelStrategy(Strategy):
         )  # fmt: skip
 
     def _store_ranks(self, **ranks: int) -> None:
-        """Store the environment's ranks, except those that a subclass computes."""
+        """Store ``ranks``, except those that a subclass defines as properties."""
         for name, value in ranks.items():
             if not isinstance(getattr(type(self), name), property):
                 setattr(self, name, value)
@@ -143,7 +143,7 @@ class ParallelStrategy(Strategy):
         if dist.is_initialized():
             self._check_group()
         else:
-            self._groups = None  # the groups belong to an earlier process group
+            self._groups = None  # earlier groups belong to a process group that no longer exists
             self._meet()
         if self._groups is None:  # otherwise the groups of an earlier run are still valid
             self._make_groups()
@@ -178,7 +178,7 @@ class ParallelStrategy(Strategy):
         atexit.register(_leave_group)
 
     def leave_process_group(self) -> None:
-        # without groups of this strategy, the process group may be the user's
+        # if this strategy has made no groups, the user may have created the process group
         joined = self._groups is not None and not self._outlived
         self._groups, self._outlived = None, True
         if joined:
@@ -199,16 +199,18 @@ class ParallelStrategy(Strategy):
         if environment is not None and defined_by_user(environment, "teardown"):
             environment.teardown()  # drivetrain's own environments keep nothing that would prevent another run
         if self.world_size == 1 and _GROUP[:1] == [dist.group.WORLD]:
-            _leave_group()  # this process is its only member, and processes started later must not inherit it
+            _leave_group()  # the group has only this member, and processes started later must not inherit it
 
     # ---- buffers, which depend on each rank's batches ------------------------------------------------------------
 
     def on_validation_start(self) -> None:
-        """In a fit, evaluate with rank 0's buffers, which a checkpoint also contains: each rank's differ."""
+        """In a fit, give all ranks the buffers of rank 0 for the evaluation, because a checkpoint contains rank 0's
+        buffers.
+        """
         self.share_from_rank_zero(self._own_buffers(self.lightning_module))
 
     def rank_state(self, module: nn.Module) -> dict[str, Any]:
-        """Return the buffers of this rank; those of rank 0 are in the checkpoint."""
+        """Return the buffers of this rank; rank 0 returns ``{}``, because the checkpoint contains its buffers."""
         if self.global_rank == 0:
             return {}
         own = {id(buffer) for buffer in self._own_buffers(module)}
@@ -238,7 +240,7 @@ class ParallelStrategy(Strategy):
     def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if isinstance(made[0], WaitingGroup):
-            self._groups = None  # at the next call, the process group may exist
+            self._groups = None  # not stored, because the process group may exist at the next call
         return made
 
     def _check_met(self) -> None:
@@ -274,7 +276,9 @@ class ParallelStrategy(Strategy):
 def until_thawed(
     step: Callable[..., Any], frozen: Sequence[nn.Parameter], bind: Callable[[], Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """Return ``step``; once one of the ``frozen`` parameters is trained, call ``bind()`` and use its result instead."""
+    """Return a function that calls ``step``. If one of the ``frozen`` parameters has been thawed, the function calls
+    ``bind()`` once, and from then on calls the result of ``bind()`` instead of ``step``.
+    """
 
     def looking(*args: Any, **kwargs: Any) -> Any:
         nonlocal step, frozen
@@ -287,7 +291,7 @@ def until_thawed(
 
 def _leave_group() -> None:
     if dist.is_initialized():
-        gc.collect()  # objects that refer to the group, above all a DDP's reducer, must be freed before it
+        gc.collect()  # objects that refer to the group, above all a DDP's reducer, must be freed before the group
         dist.destroy_process_group()
         forget_interface()
         _GROUP.clear()

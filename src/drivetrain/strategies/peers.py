@@ -1,4 +1,4 @@
-"""The ranks of one collective: they compare their calls first, then exchange bytes."""
+"""Let the ranks of a collective compare their calls first, and then exchange bytes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from drivetrain.errors import ConfigurationError, DrivetrainError
 from drivetrain.strategies import waiting
 
 _DIGEST = 16  # bytes
-# whether the rank has failed, a digest of the text, the beginning of the text
+# what a rank sends about its call: whether the rank has failed, a digest of the call's text, and the beginning of the
+# text
 _HEADER = struct.Struct(f"<?{_DIGEST}s239s")
 _WORDS = struct.Struct("<2Q")  # the digest as two numbers
 _NUMBERS = 2  # the largest count of numbers that go with a call
 _LONGEST_LIST = 8  # largest number of names or ranks in a message
 _CHECKED_FIRST = 100  # number of tensor collectives that are checked per group and run, by default
 
-COMPARISON = "compare_ranks"  # the call whose text is the name of the program's function, followed by digests
+COMPARISON = "compare_ranks"  # a call whose text begins with the name of the Trainer's method; digests follow
 
 CURES = {
     "all_gather": "Pad the tensors to one shape, in one dtype, or use gather_objects().",
@@ -61,12 +62,14 @@ class Row:
 
 
 class Checks:
-    """Which tensor collectives the ranks compare before they run: the first ones of a run, all, or none.
+    """Selects which calls of tensor collectives the ranks compare before the exchange: a run's first calls, all, or
+    none.
 
-    Each group has its own count. Its members make the same calls in it, so they agree on which calls are checked.
+    Each group has its own count of calls. The members of a group make the same calls, so they agree on which calls are
+    checked.
 
     Args:
-        check: ``None``: the first 100 of each group; True: all; False: none.
+        check: ``None``: the first 100 calls in each group; True: all calls; False: none.
     """
 
     def __init__(self, check: bool | None = None) -> None:
@@ -103,11 +106,11 @@ class Peers:
 
     Attributes:
         call: the name of the function.
-        group: None for all processes.
+        group: the process group; ``None``: all processes.
         ranks: the members' global ranks, in the group's order.
         rank: the rank of this process.
-        device: where to copy tensors that the group does not support.
-        checks: which tensor collectives are checked; None: all.
+        device: the device to which tensors are copied if the group does not support their own device.
+        checks: selects which calls of tensor collectives are checked; ``None``: all calls.
     """
 
     call: str
@@ -118,7 +121,7 @@ class Peers:
     checks: Checks | None = None
 
     def agree_on_tensor(self, text: str, problem: str | None) -> None:
-        """Call :meth:`agree` if this call is checked; for calls that exchange only a tensor.
+        """For a collective that exchanges only a tensor: call :meth:`agree` if this call is to be checked.
 
         Args:
             text: describes this rank's call.
@@ -133,10 +136,11 @@ class Peers:
             raise ConfigurationError(f"{self.call}() got {problem} on rank {self.rank}. {CURES[self.call]}")
 
     def agree(self, text: str, *numbers: int, failed: bool = False) -> list[tuple[int, int]]:
-        """Return the smallest and the largest of each number over the ranks, if all ranks make the same call.
+        """Check that all ranks make the same call; return the smallest and the largest value of each number over the
+        ranks.
 
         Raises:
-            ConfigurationError: on every rank, if the texts differ or a rank has failed before this call.
+            ConfigurationError: on every rank, if the texts differ or a rank passes ``failed=True``.
         """
         rows, ranges = self.meet(text, *numbers, failed=failed)
         self.check(rows)
@@ -145,17 +149,17 @@ class Peers:
     def meet(
         self, text: str, *numbers: int, failed: bool = False, also: str = ""
     ) -> tuple[list[Row], list[tuple[int, int]]]:
-        """Return the call of every rank, or of this rank alone if all are equal; and the smallest and the largest of
-        each number.
+        """Return the calls of all ranks, and the smallest and the largest value of each number over the ranks. If all
+        calls are equal, only this rank's call is returned.
 
-        The ranks first reduce a few numbers, whose size does not depend on the number of ranks. They exchange the
-        calls themselves only if these differ.
+        The ranks first reduce a few numbers that stand for their calls; the size of this exchange does not depend on
+        the number of ranks. Only if the calls differ do the ranks exchange the calls themselves.
 
         Args:
             text: describes this rank's call.
             numbers: up to two integers of the call that may differ between ranks.
-            failed: this rank cannot make the call.
-            also: is compared with the call, but messages do not show it.
+            failed: whether this rank cannot make the call.
+            also: a text that is compared, too, but that error messages do not show.
         """
         text = f"{self.call}({text})"
         digest = hashlib.sha256(f"{text}\0{also}".encode()).digest()[:_DIGEST]
@@ -186,10 +190,11 @@ class Peers:
         ], ranges[3:]
 
     def _spread_largest(self, values: Tensor, waits_in: str) -> None:
-        """Set each of ``values`` to its largest on any rank, with a size that does not depend on the number of ranks.
+        """Set each of ``values`` to its maximum over the ranks; the size of the exchange does not depend on their
+        number.
 
-        This is a reduction and a broadcast, not an all_reduce: a rank that has skipped this call may all-reduce its
-        gradients, and Gloo would match its all_reduce with one of another call.
+        This uses a reduction and a broadcast instead of an all_reduce. If another rank skipped this call and
+        all-reduced its gradients, Gloo would match that all_reduce with an all_reduce here.
         """
         first = self.ranks[0]
         for exchange in (partial(dist.reduce, dst=first, op=dist.ReduceOp.MAX), partial(dist.broadcast, src=first)):
@@ -199,7 +204,7 @@ class Peers:
                 exchange(values, group=self.group)
 
     def check(self, rows: list[Row]) -> None:
-        """Raise on every rank if the rows differ."""
+        """Raise an error on every rank if the rows differ or a rank has failed."""
         if not any(row.failed for row in rows) and len({row.digest for row in rows}) == 1:
             return
         calls = {row.call for row in rows}
@@ -216,8 +221,8 @@ class Peers:
         return rows
 
     def send(self, row: Tensor, src: int) -> Tensor:
-        """Return the bytes of rank ``src``, on the device of ``row``; on other ranks only the length of ``row``
-        matters.
+        """Return the bytes of rank ``src``, on the device of ``row``; on ranks other than ``src``, only the length of
+        ``row`` matters.
         """
         on_wire = row.to(self.wire(row.device))
         if row.numel():
@@ -225,7 +230,7 @@ class Peers:
         return on_wire.to(row.device)
 
     def all_reduce(self, values: Tensor, op: Any) -> Tensor:
-        """Return the reduction of ``values``, which may be overwritten, on their device."""
+        """Return the reduction of ``values`` on their device; ``values`` themselves may be overwritten."""
         on_wire = values.to(self.wire(values.device))
         if values.numel():
             dist.all_reduce(on_wire, op, group=self.group)
@@ -242,7 +247,7 @@ class Peers:
 
 
 def peers_of(call: str, group: Any, device: torch.device | None, checks: Checks | None = None) -> Peers | None:
-    """Return the ranks of ``group``; None if this process is its only member."""
+    """Return the ranks of ``group``; ``None`` if this process is the only member."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     rank = dist.get_rank()
@@ -268,8 +273,9 @@ def _shown(text: str) -> str:
 
 # ---- objects ---------------------------------------------------------------------------------------------------------
 
-# An object without tensors is pickled. Any other object is written by torch.save, and loading it takes half a
-# millisecond: too long if each of 1,024 ranks loads an object of every other rank.
+# An object without tensors is pickled, and any other object is written by torch.save. Loading an object of torch.save
+# takes half a millisecond, which is too long for all objects: each of 1,024 ranks may load an object of every other
+# rank.
 
 
 class _HasTensorError(Exception):
@@ -280,12 +286,12 @@ def _refuse(obj: Any) -> Any:
     raise _HasTensorError
 
 
-# Subclasses of Tensor are found by their storage.
+# Subclasses of Tensor are not listed, because pickle finds the storages in them.
 _TENSORS = dict.fromkeys((Tensor, nn.Parameter, nn.Buffer, torch.UntypedStorage, torch.TypedStorage), _refuse)
 
 
 def dumped(obj: Any) -> tuple[bytes, str | None]:
-    """Return ``obj`` as bytes, or the reason why it cannot be pickled."""
+    """Return ``obj`` as bytes and ``None``, or no bytes and the reason why ``obj`` cannot be pickled."""
     buffer = io.BytesIO()
     try:
         try:
@@ -320,7 +326,7 @@ def nearest(kind: str, device: torch.device | None) -> torch.device:
 
 
 def by_rank(texts: Sequence[str], ranks: Sequence[int], separator: str = ": ") -> str:
-    """Return each different text once, after its ranks."""
+    """Return one line with each different text once, after the ranks that have this text."""
     return "; ".join(f"{_ranks(whose)}{separator}{text}" for text, whose in owners_of(texts, ranks).items())
 
 
@@ -343,7 +349,7 @@ def some(values: Sequence[Any]) -> str:
 
 
 def differing_names(each: list[list[str]], ranks: Sequence[int]) -> str:
-    """Return what each rank has and others lack."""
+    """Return an error message that shows which names only some ranks have."""
     common = set(each[0]).intersection(*each[1:])
     own = [[name for name in names if name not in common] for names in each]
     if any(own):

@@ -56,12 +56,12 @@ class PipelineStrategy(ParallelStrategy):
 
     Args:
         schedule: "gpipe": forward passes of all micro-batches, then backward passes. "1f1b": forward and backward
-            passes alternate, which takes less memory. "interleaved_1f1b": they alternate, and each rank holds several
-            stages.
+            passes alternate, which takes less memory. "interleaved_1f1b": the passes alternate, and each rank holds
+            several stages.
         num_microbatches: the number of parts into which each batch is split.
         stages_per_rank: how many stages each rank holds; ``None``: 2 if interleaved, or else 1.
-        pipeline_parallel_size: how many neighbouring ranks form a pipeline; "auto": all. Several pipelines see
-            different samples.
+        pipeline_parallel_size: how many neighbouring ranks form a pipeline; "auto": all ranks. If there are several
+            pipelines, each sees different samples.
         process_group_backend, timeout, accelerator, parallel_devices, cluster_environment, checkpoint_io,
             precision_plugin: as for :class:`ParallelStrategy`.
 
@@ -71,8 +71,8 @@ class PipelineStrategy(ParallelStrategy):
 
     facts = ParallelStrategy.facts.but(
         refuses={"compile": "It runs the stages that configure_pipeline returns; compile their layers there."},
-        allows_inference_mode=False,  # received tensors take part in autograd later
-        restores_after_setup=True,  # each rank loads its own stages
+        allows_inference_mode=False,  # received inference tensors could not take part in autograd later
+        restores_after_setup=True,  # each rank loads only its own stages
         honoured_hooks=StepParts.HOOKS - {"on_before_backward", "backward", "on_after_backward"},
     )
 
@@ -116,10 +116,11 @@ class PipelineStrategy(ParallelStrategy):
     def _forget_stages(self) -> None:
         self._stages: list[nn.Module] = []
         self._loss: Callable[..., Any] = nn.MSELoss()
-        # by parameter or buffer, the rank of the pipeline that holds it; all ranks hold those that are not listed
+        # For each parameter and buffer in a stage, by name: the index in the pipeline of the rank that holds it. All
+        # ranks hold the tensors that are not listed.
         self._owners: dict[str, int] = {}
         self._schedules: dict[Any, Schedule] = {}
-        # (loss, weight) -> a value like the one that the user's loss function returns
+        # A function of (loss, weight) that returns a value of the type that the user's loss function returns.
         self._form: Callable[[Tensor, Tensor], Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -133,7 +134,7 @@ class PipelineStrategy(ParallelStrategy):
         """The number of ranks in a pipeline.
 
         Raises:
-            ConfigurationError: the number of processes is not a multiple of it.
+            ConfigurationError: the number of processes is not a multiple of this size.
         """
         world, size = self.world_size, self.pipeline_parallel_size
         if size == "auto":
@@ -201,7 +202,7 @@ class PipelineStrategy(ParallelStrategy):
             )
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
-        module = super().setup_module(module, move_to_device=False)  # the complete module may be larger than the device
+        module = super().setup_module(module, move_to_device=False)  # the complete module may not fit on the device
         self._forget_stages()
         self._stages, self._loss = configured(module, self.num_stages, self.size)
         self._owners = owners = owned_by(module, self._stages, self.size)
@@ -228,14 +229,14 @@ class PipelineStrategy(ParallelStrategy):
         module = self.lightning_module
         if module is not None and self.root_device != HOST:
             place_own(module, HOST)
-        # otherwise super() would move the module, but the stages of other ranks are on the meta device
+        # Hide the module from super(), which would move it; the stages of other ranks must stay on the meta device.
         with standing_for(self, lightning_module=None):
             super().teardown()
 
     # ---- the step ------------------------------------------------------------------------------------------------
 
     def accumulating(self, model: nn.Module) -> Any:
-        return nullcontext()  # gradients are exchanged after the last schedule of a window
+        return nullcontext()  # gradients are exchanged only after the last batch of a window
 
     def bind_step(self, parts: StepParts) -> OwnStep | None:
         def step(batch: Any, batch_idx: int, index: int, last: bool, size: int) -> tuple[Any, int]:
@@ -262,11 +263,12 @@ class PipelineStrategy(ParallelStrategy):
         return step
 
     def _run_schedule(self, batch: Any) -> tuple[Callable[[Tensor, Tensor], Any], Tensor, Tensor]:
-        """Train on one batch; gradients are sums over micro-batches.
+        """Run the forward and backward passes of one batch; gradients are sums over micro-batches.
 
         Returns:
-            On all ranks: a function ``(loss, weight)`` that returns a value like the user's loss function, the mean
-            loss, and its weight, which is 1 for losses without weights.
+            Three values, on all ranks: a function of ``(loss, weight)`` that returns a value of the type that the
+                user's loss function returns; the mean loss; the weight of this loss, which is 1 if the loss function
+                returns no weights.
         """
         inputs, target = split_batch(batch)
         pipeline = self.pipeline
@@ -290,9 +292,11 @@ class PipelineStrategy(ParallelStrategy):
             bucket.unpack()
 
     def _schedule_for(self, inputs: tuple[Tensor, ...], trains: bool) -> Schedule:
-        """Return the schedule for inputs of these shapes, because ranks exchange tensors of fixed shapes.
+        """Return the schedule for inputs of these shapes. Other shapes need another schedule, because the ranks
+        exchange tensors of fixed shapes.
 
-        A schedule also determines which stages send gradients, so it changes when layers are frozen or thawed.
+        A schedule also determines which stages send gradients, so another one is needed when layers are frozen or
+        thawed.
         """
         trained = trained_stages(self._stages) if trains else ()
         key = trains, trained, tuple((tuple(each.shape), each.dtype) for each in inputs)
@@ -338,7 +342,7 @@ class PipelineStrategy(ParallelStrategy):
         return self.pipeline.broadcast(output, src=self._rank_of_loss)
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Explain that a step has used a layer of another rank."""
+        """Explain torch's error if a step has used a layer of another rank."""
         if isinstance(error, (RuntimeError, NotImplementedError)) and "meta" in str(error):
             return ConfigurationError(
                 "A step used a layer that another process of the pipeline holds. Call self(x) in validation_step, "
@@ -364,7 +368,7 @@ class PipelineStrategy(ParallelStrategy):
         parameters = parameters_of(optimizer)
         gradients = [each.grad for each in parameters if each.grad is not None]
         here = total_norm(gradients, norm_type) if gradients else torch.zeros((), device=self.root_device)
-        # the exchange needs the same dtype on all ranks, whatever this rank's gradients have
+        # all ranks must exchange the same dtype, although the dtypes of their gradients may differ
         kind = functools.reduce(torch.promote_types, (each.dtype for each in parameters), torch.float32)
         norms = self.pipeline.all_gather(here.to(kind))
         norm: Tensor = torch.linalg.vector_norm(norms, norm_type)
@@ -409,7 +413,9 @@ class PipelineStrategy(ParallelStrategy):
         load_states("optimizer", optimizers, states, check_optimizer_state, load_own)
 
     def _from_owner(self, value: Any, owner: int | None) -> Any:
-        """Return the ``value`` of the rank that holds the stage, in host memory; all ranks of the pipeline call it."""
+        """Return the ``value`` of the pipeline's rank ``owner`` in host memory, or this rank's ``value`` if ``owner``
+        is ``None``. All ranks of the pipeline must call this method.
+        """
         if owner is None:
             return move_to_host(value)
         mine = self.pipeline.index == owner

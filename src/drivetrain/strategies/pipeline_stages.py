@@ -1,4 +1,6 @@
-"""The stages of a model in a pipeline, which rank holds each parameter, and the schedules for one shape of input."""
+"""The stages of a model in a pipeline: which rank holds each parameter, and the schedule of their passes for one shape
+of input.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def configured(module: nn.Module, num_stages: int, processes: int) -> tuple[list
     """Return the result of the hook ``configure_pipeline``.
 
     Raises:
-        ConfigurationError: the module does not define it, or it returns something else.
+        ConfigurationError: the module does not define the hook, or the hook does not return ``num_stages`` modules and
+            a loss function.
     """
     name, hook = type(module).__name__, getattr(module, HOOK, None)
     if hook is None:
@@ -50,7 +53,7 @@ def configured(module: nn.Module, num_stages: int, processes: int) -> tuple[list
 
 
 def owned_by(module: nn.Module, stage_list: Sequence[nn.Module], processes: int) -> dict[str, int]:
-    """Return the rank of a pipeline for each parameter and buffer that is in a stage.
+    """Return, for the name of each parameter and buffer in a stage, the index of the pipeline's rank that holds it.
 
     Raises:
         ConfigurationError: a parameter is in several stages, in no stage, or not in the module.
@@ -85,7 +88,7 @@ def owned_by(module: nn.Module, stage_list: Sequence[nn.Module], processes: int)
 
 
 def named(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's parameters and buffers by name; a shared one has an entry for each of its names."""
+    """Return the module's parameters and buffers by name; a shared tensor has an entry for each of its names."""
     parameters = dict[str, Tensor](module.named_parameters(remove_duplicate=False))
     return {**parameters, **dict(module.named_buffers(remove_duplicate=False))}
 
@@ -116,7 +119,7 @@ def trained_stages(stages: Sequence[nn.Module]) -> tuple[bool, ...]:
 
 
 def place_own(module: nn.Module, device: torch.device) -> nn.Module:
-    """Move the parameters and buffers that this rank holds."""
+    """Move the parameters and buffers that this rank holds to ``device``."""
     for tensor in (*module.parameters(), *module.buffers()):
         if not tensor.is_meta and tensor.device != device:
             tensor.data = tensor.data.to(device)
@@ -149,7 +152,7 @@ class Schedule:
         loss: the user's loss function; ``None``: forward passes only.
         device: the device of this rank.
         group: the ranks of the pipeline; ``None``: all.
-        context: returns the context of a forward pass in the precision of the run.
+        context: a function that returns the context in which forward passes have the run's precision.
         trained: for each stage, whether gradients flow back into it; empty: forward passes only.
     """
 
@@ -168,7 +171,8 @@ class Schedule:
         self.count, self.has_first, self.has_last = count, 0 in own, num_stages - 1 in own
         self.user_loss, self.context, self.targets = loss, context, list[Any]()
         self.weights: list[float | Tensor] = []
-        # (loss, weight) -> a value like the loss function's; set by training, on the last stage
+        # A function of (loss, weight) that returns a value of the type that the loss function returns; set on the rank
+        # with the last stage.
         self.form: Callable[[Tensor, Tensor], Any] = plain_loss
         trained = trained or [False] * num_stages
         stages: list[Any] = [
@@ -184,7 +188,8 @@ class Schedule:
         elif name == "1f1b" and loss is not None and count >= num_stages:
             self.schedule = pipelining.Schedule1F1B(stages[0], count, **arguments)
         else:  # with fewer micro-batches than stages, passes cannot alternate
-            # torch 2.9 refuses to create a schedule with fewer micro-batches than stages, but can run it
+            # torch 2.9 refuses to create a schedule with fewer micro-batches than stages, but can run it, so their
+            # number is set afterwards.
             self.schedule = pipelining.ScheduleGPipe(stages[0], max(count, num_stages), **arguments)
             torch_private.set_micro_batches(self.schedule, count)
 
@@ -193,14 +198,14 @@ class Schedule:
 
         Returns:
             On the rank with the last stage, the sum of the losses, each multiplied by its weight, and the sum of the
-            weights, which is 1 for losses without weights; ``None`` on the others.
+            weights, which is 1 for losses without weights; ``None`` on the other ranks.
         """
         losses: list[Tensor] = []
         arguments: dict[str, Any] = {"losses": losses}
         if self.has_last:
             self.targets = [_part(target, number, self.count) for number in range(self.count)]
             self.weights, self.form = [], plain_loss
-            arguments["target"] = torch.arange(self.count)  # torch splits only tensors, so it splits their indices
+            arguments["target"] = torch.arange(self.count)  # torch splits only tensors, so it splits indices of targets
         self.schedule.step(*(inputs if self.has_first else ()), **arguments)
         if not self.has_last:
             return None
@@ -218,7 +223,9 @@ class Schedule:
             return self.schedule.step(*(inputs if self.has_first else ()))
 
     def _loss(self, output: Any, number: Tensor) -> Tensor:
-        """Return the loss of one micro-batch as its share of the sum."""
+        """Return what one micro-batch adds to the batch's loss: its mean loss divided by the number of micro-batches,
+        or its loss times its weight.
+        """
         assert self.user_loss is not None
         target = self.targets[int(number[0])]
         with self.context() or nullcontext():
@@ -237,7 +244,7 @@ class Schedule:
 
 
 def plain_loss(loss: Tensor, weight: Tensor) -> Tensor:
-    """Return ``loss``: the form of losses without weights."""
+    """Return ``loss``; used for loss functions that return no weights."""
     return loss
 
 
@@ -247,8 +254,8 @@ class _Stage(nn.Module):
     Args:
         stage: the user's stage.
         context: as in :class:`Schedule`.
-        trained: whether the next stage sends gradients back in each batch, even if no trained parameter took part in
-            it.
+        trained: whether the next stage sends gradients back for each batch. The output then requires gradients, even if
+            no trained parameter took part in computing it.
     """
 
     def __init__(
@@ -270,7 +277,9 @@ def _open_to_gradients(leaf: Any) -> Any:
 
 
 def microbatches(samples: int, wanted: int, ranks: int) -> int:
-    """Return the number of equal parts of a batch: at most ``wanted``, in rounds that torch can interleave."""
+    """Return the number of equal parts into which a batch is split: the largest up to ``wanted`` that torch can
+    interleave.
+    """
     counts = range(1, min(wanted, max(samples, 1)) + 1)
     return max(count for count in counts if samples % count == 0 and count % max(1, count // ranks) == 0)
 
@@ -278,7 +287,8 @@ def microbatches(samples: int, wanted: int, ranks: int) -> int:
 def split_batch(batch: Any) -> tuple[tuple[Tensor, ...], Any]:
     """Return the inputs of the first stage, and the target for the loss function.
 
-    The first element of a batch is the input and the others are the target; a batch with one element is both.
+    The first element of a batch is the input, and the other elements are the target. Without other elements, the input
+    is also the target.
     """
     first, rest = (batch[0], tuple(batch[1:])) if isinstance(batch, (tuple, list)) and batch else (batch, ())
     inputs = tuple(first) if isinstance(first, (tuple, list)) else (first,)

@@ -1,4 +1,4 @@
-"""Move a module to a device, with its weights still tied, or an optimizer's state."""
+"""Move a module or an optimizer's state to a device; tied weights of the module stay tied."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from drivetrain.base.tree import map_leaves
 def place(module: nn.Module, device: torch.device) -> nn.Module:
     """Return ``module`` on ``device``, with its tied parameters still tied.
 
-    On most devices parameter objects stay the same. Some devices create new objects, one for every name: two layers
-    that shared a weight would silently train separate copies.
+    On most devices parameter objects stay the same. On some devices, torch creates a new object for every name, so that
+    two layers that shared a weight would silently train separate copies.
     """
     named = [(owner, name, each) for owner in module.modules() for name, each in own_parameters(owner).items()]
     to_device = module.to(device)

@@ -1,11 +1,12 @@
 """The files that ranks write beside a checkpoint: their names, checksums and removal.
 
 The state that exists only on one rank, such as its gradients inside a window, is called the rank's part. Rank 0's part
-is in the checkpoint, the main file. On each machine, the first rank after rank 0 writes the parts of all others to a
-file, ``model.ckpt.<id>.rank<r>``; if a part is large, every rank writes its own. The main file lists these files with
-their sizes and checksums and is written last, so a crash leaves either the old main file with its rank files or the new
-one with the new ones: each save uses another id, and the rank files of earlier saves are removed when the new main file
-is durable. A link to a checkpoint has no rank files of its own; they are beside its target.
+is in the main file, which is the checkpoint itself. On each machine, the first rank other than rank 0 writes the parts
+of all ranks of the machine, except rank 0's, to a rank file, ``model.ckpt.<id>.rank<r>``. If a part is large, every
+rank writes its own rank file. The main file lists the rank files with their sizes and checksums, and is written last.
+Each save uses a new id, and the rank files of earlier saves are removed only when the new main file is durable. A crash
+therefore leaves either the old main file with its rank files, or the new main file with the new rank files. A link to a
+checkpoint has no rank files of its own; the rank files are beside the link's target.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import os
 import re
 import shutil
 import uuid
-import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,9 +38,8 @@ with on_first_use:
     from drivetrain.strategies import joint_save
 
 _SUFFIX = r"\.([0-9a-f]{8})\.rank[1-9][0-9]*"
-_CHUNK = 2**20  # bytes
 
-LISTED = "rank_files"  # the key of their list in the main file
+LISTED = "rank_files"  # the key of the list of rank files in the main file
 UNFINISHED = ".incomplete"  # suffix of a checkpoint that lacks a rank's part
 
 _PARTS = "parts_of_ranks"  # the key in a file that contains the parts of several ranks
@@ -48,7 +47,8 @@ _LARGE = 2**20  # bytes: a rank with larger tensors writes its part itself
 
 Entry = dict[str, Any]
 """The entry of a rank file in the main file: its ``name``; for a local file, ``size`` in bytes and ``crc32``; and
-``ranks``, the ranks whose parts the file contains, which files of earlier versions lack."""
+``ranks``, the ranks whose parts the file contains. Entries of earlier versions have no ``ranks``.
+"""
 
 
 def save(
@@ -66,9 +66,9 @@ def save(
     Args:
         strategy: the strategy that writes.
         state: the checkpoint of this rank; rank 0's is written last.
-        part: the state that exists only on this rank; ``None`` on all ranks: there is none.
+        part: the state that exists only on this rank; ``None`` on all ranks if there is no such state.
         path: the path of the main file.
-        storage_options: for the store.
+        storage_options: options for the checkpoint store.
         waits: wait until the checkpoint is durable; otherwise the store may still be writing it.
         listed: the key in the main file for the list of rank files.
 
@@ -102,10 +102,8 @@ def save(
         if all(is_durable for *_, is_durable in different):
             commit(strategy, path, entries, own)
         return
-    if own:
-        taken = any(refused for _, refused, _ in different)  # another program has written the file there
-        if taken or not is_listed(store, path, own, listed):
-            discard(strategy, path, own)
+    taken = any(refused for _, refused, _ in different)  # another program has written the file there
+    discard(strategy, path, own, None if taken else listed)
     if failure is not None:
         raise failure
     for rank, (text, *_) in enumerate(outcomes):
@@ -119,14 +117,14 @@ def write(
     """Write the parts beside the checkpoint that rank 0 will write; every rank must call it.
 
     Args:
-        strategy: its ``checkpoint_io`` writes.
+        strategy: its ``checkpoint_io`` writes the files.
         part: plain data and tensors of this rank; rank 0's part is not written.
         path: the path of the checkpoint.
         storage_options: as for the checkpoint.
 
     Returns:
-        Rank 0's ``path``; the entry of the file that this rank has written, empty without one; and on rank 0 the
-        entries of all files, which the main file must list.
+        Rank 0's ``path``; the entry of the file that this rank has written, empty if it has written none; and on rank 0
+            the entries of all files, which the main file must list.
 
     Raises:
         CheckpointError: a rank could not write its file; raised on every rank.
@@ -155,21 +153,18 @@ def write(
 
 def _collected(strategy: Strategy, path: str | Path, number: str, own: Entry, writers: Sequence[int]) -> list[Entry]:
     """Return on rank 0 the entries of all files."""
-    world = strategy.world
-    if world.store is None:
-        return [entry for entry in world.gather_objects(own) if entry]
-    if strategy.global_rank in (0, *writers):
-        joint = joint_save.JointSave(world, path, f"{number}, files", world.store.clone(), writers)
-        if strategy.is_global_zero:
-            return joint.collect()
-        joint.post(own)
-    return []
+    world, store = strategy.world, strategy.world.store
+    if store is not None and strategy.global_rank not in (0, *writers):
+        return []
+    joint = joint_save.JointSave(world, path, f"{number}, files", None if store is None else store.clone(), writers)
+    return [entry for entry in joint.exchange(own, None) if entry]
 
 
 def shares(strategy: Strategy, part: Mapping[str, Any]) -> tuple[list[int], dict[int, Mapping[str, Any]]]:
     """Return the ranks that write a file, and the parts that this rank writes, by rank; every rank must call it.
 
-    One rank writes the parts of its machine only if the ranks can send them to it in host memory.
+    One rank writes the parts of all ranks of its machine only if no part is large and the ranks can send their parts to
+    it in host memory.
     """
     rank, count = strategy.global_rank, strategy.world_size
     alone = list(range(1, count)), {rank: part} if rank else {}
@@ -188,7 +183,9 @@ def shares(strategy: Strategy, part: Mapping[str, Any]) -> tuple[list[int], dict
 
 
 def _bytes_of(part: Any) -> int:
-    """Return the bytes of all tensors; lists that begin with a number, such as random states, are skipped."""
+    """Return the size of all tensors in ``part``, in bytes; lists that begin with a number, such as random states, are
+    skipped.
+    """
     if isinstance(part, Tensor):
         return part.nbytes
     below = part.values() if isinstance(part, Mapping) else part if isinstance(part, (list, tuple)) else ()
@@ -208,7 +205,9 @@ def saved_by(listed: Sequence[Any]) -> int:
 
 
 def _ranks_of(listed: Any, at: int) -> Sequence[int]:
-    """Return the ranks whose parts a file contains; a file of an earlier version contains that of rank ``at``."""
+    """Return the ranks whose parts a file contains; a file of an earlier version contains only the part of
+    rank ``at``.
+    """
     ranks = listed.get("ranks") if isinstance(listed, Mapping) else None
     return ranks if isinstance(ranks, list) else [at]
 
@@ -216,44 +215,41 @@ def _ranks_of(listed: Any, at: int) -> Sequence[int]:
 def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry], own: Entry) -> None:
     """Remove the rank files of earlier saves to ``path``, after the main file, which lists ``entries``, is durable.
 
-    ``entries`` are those of all files, on rank 0; ``own`` is the entry of this rank's file.
+    On rank 0, ``entries`` has the entries of all rank files; ``own`` is the entry of this rank's file.
 
-    Rank 0 removes all files that it sees. The other ranks begin their next save after rank 0 has removed files, so rank
-    0 removes none of their new files; each removes its own previous file, which rank 0 does not see on another
-    machine's disk or in a remote store.
+    Rank 0 removes all earlier files that it sees. The other ranks begin their next save only after that, so rank 0
+    removes none of their new files. Each other rank removes its own previous file, because rank 0 does not see files on
+    another machine's disk or in a remote store.
     """
     if strategy.is_global_zero:
         remove_others(strategy.checkpoint_io, path, {each["name"] for each in entries})
         return
-    remember(strategy, path, own["name"] if own else None)
-
-
-def remember(strategy: Strategy, path: str | Path, name: str | None) -> None:
-    """Remove this rank's previous file of the checkpoint ``path``; its next save removes ``name``."""
     earlier = strategy._rank_files_written.pop(str(path), None)
-    if name is not None:
-        strategy._rank_files_written[str(path)] = name
+    if own:
+        strategy._rank_files_written[str(path)] = own["name"]
     if earlier is not None:
         strategy.checkpoint_io.remove_checkpoint(_beside(path, earlier))
 
 
-def discard(strategy: Strategy, path: str | Path, own: Entry) -> None:
-    """Remove the file that this rank has written, ``own``, after a save whose main file was not written."""
-    if own:
+def discard(strategy: Strategy, path: str | Path, own: Entry, listed: str | None = None) -> None:
+    """Remove the file that this rank has written, ``own``, after a failed save, unless the main file names it in its
+    entry ``listed``.
+    """
+    if own and (listed is None or not is_listed(strategy.checkpoint_io, path, own, listed)):
         with contextlib.suppress(Exception):  # another error is being raised
             strategy.checkpoint_io.remove_checkpoint(_beside(path, own["name"]))
 
 
 def is_listed(store: CheckpointIO, path: str | Path, own: Entry, listed: str) -> bool:
-    """Return whether the main file at ``path`` lists the rank file ``own``, although their save has failed.
+    """Return whether the main file at ``path`` lists the rank file ``own``, although the save of both has failed.
 
-    Then a step after the rename of the main file has failed, such as the sync of its folder. If the main file cannot be
-    read, the result is True.
+    This is so if the save failed after the main file was renamed, for example while its folder was synced. If the main
+    file cannot be read, the result is True.
     """
     try:
         if not store.exists(path):
             return False
-        is_mapped = reads_files(store) and _is_local(path)  # its tensors need not be read
+        is_mapped = reads_files(store) and _is_local(path)  # then only the entries are read, not the tensors
         main = entries_of(path) if is_mapped else store.load_checkpoint(path)
         return any(each["name"] == own["name"] for each in main.get(listed, ()))
     except Exception:
@@ -263,7 +259,7 @@ def is_listed(store: CheckpointIO, path: str | Path, own: Entry, listed: str) ->
 def remove(strategy: Strategy, path: str | Path) -> None:
     """Remove the rank files of the checkpoint ``path``; every rank may call it.
 
-    If the store cannot list its files, rank files of other jobs stay.
+    If the store cannot list its files, rank files that other jobs have written remain.
     """
     commit(strategy, path, [], {})
 
@@ -271,7 +267,7 @@ def remove(strategy: Strategy, path: str | Path) -> None:
 def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replaces: bool = True) -> bool:
     """Copy the checkpoint ``source`` to ``path`` with its rank files, or link to it: see :meth:`CheckpointIO.copy`."""
     if not store.is_durable(source):
-        if (background := background_of(store)) is None:  # rank files would have made the save wait until it is durable
+        if (background := background_of(store)) is None:  # no rank files, because a save with them would have waited
             return store.copy(source, path, link=link, replaces=replaces)
         if not replaces and store.exists(path):
             return False
@@ -302,8 +298,8 @@ def remove_others(store: CheckpointIO, path: str | Path, kept: Collection[str] =
 
 
 def unfinished(path: str, save_id: str) -> str:
-    """Return the temporary path of the checkpoint ``path`` while ranks that save alone have not all written their
-    parts.
+    """Return the temporary path of the checkpoint ``path``. If each rank saves alone, the checkpoint has this path
+    until all ranks have written their parts.
     """
     return f"{path}.{save_id}{UNFINISHED}"
 
@@ -341,7 +337,7 @@ def place_of(name: str, path: str | Path) -> str:
     if os.path.basename(name) != name or (suffix := re.search(f"{_SUFFIX}$", name)) is None:
         raise WrongForm("['name']", f"is {name!r}, which names no rank file")
     main = os.path.realpath(os.path.expanduser(path)) if _is_local(path) else str(path)
-    renamed = f"{main}{suffix[0]}"  # the path if all files were renamed
+    renamed = f"{main}{suffix[0]}"  # the path if the user has renamed the checkpoint and its files
     return _beside(main, name) if _is_local(path) and not os.path.exists(renamed) else renamed
 
 
@@ -378,7 +374,7 @@ def checked(listed: Entry, path: str | Path) -> str:
     if not os.path.exists(file):
         raise CheckpointError(f"{file} is missing")
     if "crc32" in listed:  # not if a remote store has written the file
-        size, checksum = _measured(file)
+        size, checksum = files.measured(file)
         if size != entry(listed, "size", count):
             raise CheckpointError(f"{file} has {size} bytes, and {listed['size']} were written")
         if checksum != listed["crc32"]:
@@ -387,7 +383,9 @@ def checked(listed: Entry, path: str | Path) -> str:
 
 
 def of_other_ranks(strategy: Strategy, saved_by: int) -> str:
-    """Return a log line: the state of single ranks was saved by ``saved_by`` processes, and cannot be restored."""
+    """Return a log line: the state of single ranks cannot be restored, because a different number of processes
+    (``saved_by``) has saved it.
+    """
     return (
         f"The checkpoint was saved by {saved_by} processes, and there are {strategy.world_size}: what "
         f"{type(strategy).__name__} has kept for each of them (rank_state) is left out."
@@ -395,20 +393,13 @@ def of_other_ranks(strategy: Strategy, saved_by: int) -> str:
 
 
 def entry_of(file: str, ranks: Iterable[int]) -> Entry:
-    """Return the main file's entry of ``file``, which contains the parts of ``ranks``; read it for the checksum."""
+    """Return the main file's entry of ``file``, which contains the parts of ``ranks``; the file is read for its
+    checksum.
+    """
     own: Entry = {"name": os.path.basename(file), "ranks": list(ranks)}
     if os.path.isfile(local := os.path.expanduser(file)):
-        own["size"], own["crc32"] = _measured(local)
+        own["size"], own["crc32"] = files.measured(local)
     return own
-
-
-def _measured(file: str) -> tuple[int, int]:
-    """Return the file's size in bytes and the CRC-32 of its content."""
-    size = checksum = 0
-    with open(file, "rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
-    return size, checksum
 
 
 def _is_local(path: str | Path) -> bool:

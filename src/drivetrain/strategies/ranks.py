@@ -19,9 +19,10 @@ class Ranks(Shared, ABC):
     groups.
 
     Attributes:
-        global_rank, local_rank, node_rank: this process in the job and on its machine, and that machine; from 0.
+        global_rank, local_rank, node_rank: the rank of this process in the job, its rank on its machine, and the rank
+            of the machine; each from 0.
         world_size: the number of processes of the job.
-        parallel_devices: this machine's devices, as the plan chose them, in rank order.
+        parallel_devices: the devices of this machine that the run uses, in rank order.
     """
 
     global_rank: int = 0
@@ -41,10 +42,10 @@ class Ranks(Shared, ABC):
         """Record rank and world size of this process; called before any process is started."""
 
     def setup_environment(self) -> None:
-        """Make the device current; with several processes, also create the process group."""
+        """Make the root device the current device; with several processes, also create the process group."""
         if self.accelerator is not None:
             self.accelerator.setup_device(self.root_device)
-            # an override may have changed the type
+            # an override of setup_device may have changed the accelerator's device type
             self.precision_plugin.device_type = self.accelerator.autocast_device_type
 
     def leave_process_group(self) -> None:
@@ -60,9 +61,11 @@ class Ranks(Shared, ABC):
 
     @property
     def data(self) -> Group:
-        """The group of ranks that train on different samples, or parts of them; gradients and logs are reduced over it.
+        """The ranks that train on different samples, or on different parts of them; gradients and logs are reduced over
+        this group.
 
-        A rank outside the group holds another part of the model, and sees the same samples as one rank in the group.
+        A rank outside the group holds a different part of the model, and sees the same samples as one rank in the
+        group.
         """
         return (self._groups or self._make_groups())[1]
 
@@ -86,10 +89,10 @@ class Ranks(Shared, ABC):
     def make_data_group(self, world: Group) -> Group:
         """Return the group of ranks, including this process, that see different samples.
 
-        Override it in a strategy that spreads one model over several ranks. With two neighbouring ranks per model,
-        return ``world.new(range(world.rank % 2, world.size, 2))``. All data groups have the same size, and the ranks of
-        one model have the same ``index`` in their groups. Before the process group exists, ``world`` and the result of
-        its ``new`` only know their ranks.
+        Override this method in a strategy that spreads one model over several ranks. With two neighbouring ranks per
+        model, return ``world.new(range(world.rank % 2, world.size, 2))``. All data groups have the same size, and the
+        ranks of one model have the same ``index`` in their groups. Before the process group exists, ``world`` and the
+        result of its ``new`` have ranks, but cannot communicate.
         """
         return world
 

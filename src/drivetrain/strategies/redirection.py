@@ -13,14 +13,15 @@ def redirected(
 ) -> Callable[..., Any]:
     """Return a function that runs ``method`` of ``module`` as a forward pass of the wrapper ``wrapped``.
 
-    A wrapper such as DDP intercepts ``forward``, but training calls ``training_step``. So the wrapper is called, and
-    the wrapper's call of the module's ``forward`` runs ``method`` once: inside it, ``self(x)`` runs the real
-    ``forward``, which is also restored after an exception.
+    A wrapper such as DDP intercepts ``forward``, but training calls ``training_step``. The returned function therefore
+    calls the wrapper, and when the wrapper calls the module's ``forward``, ``method`` runs in its place. Inside
+    ``method``, ``self(x)`` runs the real ``forward``. The real ``forward`` is also restored after an exception.
 
-    A wrapper that runs copies of the module cannot find the method there; its class defines ``runs(method)``, which
-    returns the callable to use.
+    This does not work for a wrapper that runs copies of the module. The class of such a wrapper defines
+    ``runs(method)``, which returns the function to call.
 
-    A module that was wrapped in place is its own wrapper: with ``always``, the function calls its ``__call__``.
+    A module that was changed in place, as by FSDP2, is its own wrapper. With ``always``, the returned function calls
+    the module's ``__call__``.
     """
     if wrapped is module and not always:
         return method
@@ -51,7 +52,5 @@ def redirected(
 
 
 def leaves_gradients(model: nn.Module | None) -> bool:
-    """Return whether ``model`` is torch's wrapper inside its ``no_sync()``, so that backward passes do not
-    communicate.
-    """
+    """Return whether ``model`` is torch's DDP inside its ``no_sync()``, so that backward passes do not communicate."""
     return not getattr(model, "require_backward_grad_sync", True)

@@ -1,4 +1,4 @@
-"""Copies of one module on several devices: each runs on its part of a batch, and their outputs are joined."""
+"""Copies of one module on several devices: each copy runs on its part of a batch, and the outputs are joined."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Replicas(nn.Module):
     """A module that runs on several devices at once; calling it runs ``forward`` on all of them.
 
     The first replica is the module itself, so attributes and buffers that a step sets there are kept. The other
-    replicas are shallow copies that exist during one call. Their parameters are copies on their device that pass
-    gradients to the module's parameters; their buffers are copies.
+    replicas are shallow copies that exist only during one call. The parameters of such a copy are on its device and
+    pass gradients to the module's parameters; its buffers are independent copies.
 
     Args:
         module: the module, on the first device.
         devices: one for each replica; a device may occur several times.
         accelerator: makes each replica's device current in the replica's thread.
-        split: returns the parts of a batch, each on its device, and the number of samples in each.
+        split: a function that returns the parts of a batch, each on its device, and the number of samples in each part.
     """
 
     def __init__(
@@ -62,7 +62,8 @@ class Replicas(nn.Module):
     def runs(self, method: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
         """Return a callable that runs a method of the module on all devices and returns what one device would return.
 
-        If the module has a hook for the end of the step (``training_step_end``), its result is returned.
+        If the module has a hook for the end of the step, such as ``training_step_end``, the callable returns the hook's
+        result.
 
         Args:
             method: the module's method, or a compiled form of it.
@@ -151,14 +152,14 @@ class Replicas(nn.Module):
 
 
 def _end_of(module: nn.Module, name: str) -> Callable[[Any], Any] | None:
-    """Return the hook of ``module`` for the outputs of all parts of a step."""
+    """Return the user's hook of ``module`` for the outputs of all parts of a step; ``None`` if there is none."""
     end: Any = getattr(module, f"{name}_end", None) if name in _WITH_END else None
-    # modules written for an earlier generation of Lightning inherit a default hook
+    # modules written for an earlier generation of Lightning inherit a default hook, which does not count
     if not (callable(end) and defined_by_user(module, f"{name}_end")):
         return None
     try:
         inspect.signature(end).bind(None)
-    except TypeError:  # a user's own method with the same name
+    except TypeError:  # a user's method of the same name for another purpose
         return None
     return end
 
@@ -166,13 +167,14 @@ def _end_of(module: nn.Module, name: str) -> Callable[[Any], Any] | None:
 def replica(module: nn.Module, device: torch.device, moves: bool = True) -> nn.Module:
     """Return a shallow copy of ``module`` whose parameters and buffers are on ``device``.
 
-    Gradients of its parameters flow to the parameters of ``module``. Buffers are copies, so writing to them does not
-    change the originals.
+    Gradients of the copy's parameters flow to the parameters of ``module``. Writing to the copy's buffers does not
+    change the buffers of ``module``.
 
     Args:
         module: the module.
         device: where the copy runs.
-        moves: whether replicas are on different devices. If not, they share parameters and metric objects.
+        moves: whether replicas are on different devices. If not, the copy shares parameters and metric objects with
+            ``module``.
     """
     copies: dict[int, nn.Module] = {}
     tensors: dict[int, Tensor] = {}
@@ -216,7 +218,7 @@ def _is_metric(module: nn.Module) -> bool:
 
 
 class _NoMetric(nn.Module):
-    """Replaces a metric object on a replica, because its state would be lost."""
+    """Replaces a metric object on a replica, because the state of a replica's metric would be lost."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -233,7 +235,9 @@ class _NoMetric(nn.Module):
 
 @contextmanager
 def _part_books(replicas: Sequence[nn.Module], sizes: Sequence[int], device: torch.device) -> Iterator[None]:
-    """Context in which each replica logs into its own book; the books are merged at the end."""
+    """Context in which each replica collects its logged values in a ``PartBook`` of its own; the books are merged at
+    the end.
+    """
     book = replicas[0].__dict__.get("_book")
     if book is None:
         yield
@@ -247,7 +251,7 @@ def _part_books(replicas: Sequence[nn.Module], sizes: Sequence[int], device: tor
 
 
 def _contexts(device: torch.device) -> Callable[[], ExitStack]:
-    """Return a function that enters, in another thread, torch's contexts that are active in this thread."""
+    """Return a function with which another thread enters the contexts of torch that are active in this thread."""
     kind, gradients, inference = device.type, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     autocasts = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if autocasts else None

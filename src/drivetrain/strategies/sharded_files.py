@@ -1,4 +1,8 @@
-"""Save a checkpoint as a folder into which each rank writes its shards: see checkpoints/sharded.py."""
+"""Save a checkpoint as a folder into which each rank writes its shards: see checkpoints/sharded.py.
+
+While training waits, each rank writes its own tensors, and exchanges what it has written with the others. In the
+background, a thread writes copies of them, and exchanges messages through the job's store.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -26,8 +32,12 @@ from drivetrain.strategies import rank_files
 from drivetrain.strategies.sharded_state import boxes_in, is_dtensor
 from drivetrain.strategies.strategy import Strategy
 
+if TYPE_CHECKING:
+    from drivetrain.checkpoints.background import AsyncCheckpointIO
+
 with on_first_use:
-    from drivetrain.strategies import background_shards
+    from drivetrain.checkpoints import background
+    from drivetrain.strategies import joint_save
 
 
 def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -47,52 +57,116 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
     save_id, problem = strategy.broadcast(_prepared(path) if strategy.is_global_zero else None)
     if problem is not None:
         raise CheckpointError(problem)
-    if save_id is None:  # a checkpoint of another process has this name
+    if save_id is None:  # another process has written a checkpoint with this name
         return
-    folder = sharded.place(path)
-    background = background_of(strategy.checkpoint_io)
-    if background is not None and (strategy.world_size == 1 or strategy.world.store is not None):
-        background_shards.begin(strategy, background, checkpoint, path, save_id)
+    world, async_io = strategy.world, background_of(strategy.checkpoint_io)
+    if async_io is None or (world.size > 1 and world.store is None):
+        own = _planned(strategy, checkpoint, sharded.place(path), save_id)
+        own.save(joint_save.JointSave(world, own.folder, save_id, None))
         return
-    names = TensorNames(checkpoint)
+    later = {key: each for key, each in checkpoint.items() if isinstance(each, background.Later)}
+    known = {key: each for key, each in checkpoint.items() if key not in later}
+    own = _planned(strategy, known, sharded.place(path), save_id)
+    joint = joint_save.JointSave(world, path, save_id, world.store.clone() if world.size > 1 else None)
+    with async_io.one_save():
+        own.parts = async_io.hold([(name, each.detach().contiguous(), *at) for name, each, *at in own.parts], path)
+        own.write = functools.partial(_write_by, async_io)
+        async_io.begin(path, own.save, joint, later)
+
+
+@dataclass
+class _Own:
+    """What one rank writes in a save.
+
+    Attributes:
+        strategy, folder, save_id: whose save, where, and its eight digits.
+        tree: the plain data of the checkpoint.
+        listed: on rank 0, the entries of all tensors.
+        parts: the tensors that this rank writes.
+        write: writes a file.
+    """
+
+    strategy: Strategy
+    folder: sharded.Folder
+    save_id: str
+    tree: dict[str, Any]
+    listed: dict[str, part_lists.Stored]
+    parts: list[sharded.Part]
+    write: sharded.Write = sharded.write_records
+
+    def save(self, joint: joint_save.JointSave, later: Mapping[str, background.Later] = MappingProxyType({})) -> None:
+        """Write this rank's part, and on rank 0 the rest, when the others have written theirs.
+
+        Args:
+            joint: the messages of this save.
+            later: further entries of ``tree``, which are known when the others have written.
+        """
+        written, failure = part_lists.Written(), None
+        try:
+            written = self.write_part()
+        except Exception as error:
+            failure = error
+        try:
+            everyones = joint.exchange(written, failure)
+            if self.strategy.is_global_zero:
+                tree = {**self.tree, **{key: each.value() for key, each in later.items()}}
+                everyones = [written, *map(part_lists.written_of, everyones)]
+                sharded.commit(self.folder, self.save_id, tree, everyones, self.write)
+        except Exception as error:
+            failure = failure or error
+        try:
+            joint.conclude(unwritten(self.folder, failure) if isinstance(failure, OSError) else failure)
+        except Exception:
+            sharded.discard(self.folder, self.save_id)
+            raise
+
+    def write_part(self) -> part_lists.Written:
+        """Write this rank's tensors; return their descriptions, and the entries of the others."""
+        written, name = part_lists.Written(), f"{self.save_id}.rank{self.strategy.global_rank}"
+        if self.parts:
+            written = sharded.write_tensors(self.folder, f"{name}.bin", self.parts, self.write)
+            ranks = self.strategy.world_size
+            written = sharded.list_apart(self.folder, f"{name}.parts.json", written, ranks, self.write)
+        written.tensors |= {key: each for key, each in self.listed.items() if key not in written.tensors}
+        return written
+
+
+def _planned(strategy: Strategy, checkpoint: Mapping[str, Any], folder: sharded.Folder, save_id: str) -> _Own:
+    names, is_first = TensorNames(checkpoint), strategy.is_global_zero
     tree = json_tree.encode(dict(checkpoint), names.of)
-    written, failure = part_lists.Written(), None
-    try:
-        written = _write_part(strategy, names, folder, save_id)
-    except Exception as error:
-        failure = error
-    everyones = strategy.world.gather_objects((written, failure and shown_error(failure)))
-    failed = [f"rank {rank} could not write its file: {text}" for rank, (_, text) in enumerate(everyones) if text]
-    try:
-        if failed:
-            raise failure or CheckpointError(f"The checkpoint {folder} was not written, because {failed[0]}.")
-        if strategy.is_global_zero:
-            sharded.commit(folder, save_id, tree, [each for each, _ in everyones])
-    except Exception as error:
-        sharded.discard(folder, save_id)
-        if isinstance(error, OSError):
-            raise unwritten(folder, error) from error
-        raise
+    listed = sharded.entries_of(names.tensors) if is_first else {}
+    return _Own(strategy, folder, save_id, tree, listed, parts_of_rank(names, is_first))
+
+
+def _write_by(store: AsyncCheckpointIO, file: Path | str, records: Sequence[tuple[str, Any]]) -> Mapping[str, Any]:
+    """Write ``file`` in the process of ``store``, or in this one: see ``sharded.Write``."""
+    if isinstance(file, Path):
+        held = [(name, each.untyped_storage() if isinstance(each, Tensor) else each) for name, each in records]
+        if (receipt := store.write_records(file, held, zipped=False)) is not None:
+            return receipt
+    return sharded.write_records(file, records)
 
 
 def unwritten(folder: sharded.Folder, error: OSError) -> CheckpointError:
     """Return the error of a save to ``folder`` that failed with ``error``."""
-    return CheckpointError(
+    failure = CheckpointError(
         f"The checkpoint {folder} could not be written: {shown_error(error)}. What was there before is untouched. "
         f"{cure_of(error.errno)}"
     )
+    failure.__cause__ = error
+    return failure
 
 
 def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, save_id: str) -> str:
-    """Write this rank's part of ``checkpoint`` without communicating with other ranks, of which one may be dead.
+    """Write this rank's part of ``checkpoint`` without communicating with other ranks, because one of them may be dead.
 
     Each rank writes into a temporary folder beside ``path``. The rank that finds the parts of all other ranks there
-    renames it to ``path``. If a rank cannot write its part, the folder keeps its temporary name, and the checkpoint at
-    ``path`` stays.
+    renames the folder to ``path``. If a rank cannot write its part, the folder keeps its temporary name, and an earlier
+    checkpoint at ``path`` is not replaced.
 
     Args:
         strategy: the strategy of the fit; its ``state_dict_type`` is ignored.
-        checkpoint: this rank's checkpoint, with DTensors or plain tensors; plain data is read from rank 0's part.
+        checkpoint: this rank's checkpoint, with DTensors or plain tensors; of the plain data, only rank 0's is used.
         path: the path of the checkpoint, equal on all ranks.
         save_id: eight digits, equal on all ranks that are in the same step of the same fit.
 
@@ -105,13 +179,10 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
     final = Path(os.path.expanduser(path))
     folder = Path(rank_files.unfinished(str(final), save_id))
     sharded.prepare(folder, new=False)
-    names = TensorNames(checkpoint)
-    tree = json_tree.encode(dict(checkpoint), names.of)
-    written = _write_part(strategy, names, folder, save_id)
-    plain = {**vars(written), "tensors": part_lists.plain_of(written.tensors)}
-    own = {"written": plain, "tree": tree if strategy.is_global_zero else None}
+    planned = _planned(strategy, checkpoint, folder, save_id)
+    own = {"written": planned.write_part(), "tree": planned.tree if strategy.is_global_zero else None}
     with files.replacing(folder / f"{strategy.global_rank}.part", durable=True) as stream:
-        stream.write(json.dumps(own).encode())
+        stream.write(json.dumps(own, default=vars).encode())
     try:
         everyones = [json.loads((folder / f"{each}.part").read_bytes()) for each in range(strategy.world_size)]
         all_written = [part_lists.written_of(each["written"]) for each in everyones]
@@ -128,7 +199,7 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
 
 def _replace(folder: Path, path: Path) -> None:
     """Rename ``folder`` to ``path``, replacing an existing checkpoint."""
-    kept = path.with_name(f"{path.stem}-earlier{path.suffix}")  # ckpt_path="last" finds it if this process is killed
+    kept = path.with_name(f"{path.stem}-earlier{path.suffix}")  # ckpt_path="last" finds this if the process is killed
     if os.path.lexists(path):
         _remove(kept)
         files.move(path, kept)
@@ -144,7 +215,9 @@ def _remove(path: Path) -> None:
 
 
 def _prepared(path: str | Path) -> tuple[str | None, str | None]:
-    """Return the save's id, or an error message; twice ``None`` if ``path`` exists and may not be replaced."""
+    """Return the save's id and ``None``, or ``None`` and an error message; both are ``None`` if ``path`` exists and
+    must not be replaced.
+    """
     refused = refused_here()
     try:
         sharded.prepare(sharded.place(path), new=refused is not None)
@@ -161,7 +234,7 @@ def _prepared(path: str | Path) -> tuple[str | None, str | None]:
 
 
 class TensorNames:
-    """The names of the tensors in a checkpoint: as in torch.distributed.checkpoint, by parameter."""
+    """The names of the tensors in a checkpoint, made from parameter names as in torch.distributed.checkpoint."""
 
     def __init__(self, checkpoint: Mapping[str, Any]) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -188,21 +261,9 @@ class TensorNames:
         return path
 
 
-def _write_part(strategy: Strategy, names: TensorNames, folder: Path | str, save_id: str) -> part_lists.Written:
-    """Write this rank's tensors into ``folder``; return their descriptions, on rank 0 with a list of all tensors."""
-    written = part_lists.Written()
-    if parts := parts_of_rank(names, strategy.is_global_zero):
-        name = f"{save_id}.rank{strategy.global_rank}"
-        written = sharded.write_tensors(folder, f"{name}.bin", parts)
-        written = sharded.list_apart(folder, f"{name}.parts.json", written, strategy.world_size)
-    if strategy.is_global_zero:
-        sharded.list_all(written, names.tensors)
-    return written
-
-
 def parts_of_rank(names: TensorNames, is_first: bool) -> list[sharded.Part]:
-    """Return this rank's tensors to write: its shards, unless another rank writes the same ones; rank 0 adds plain
-    tensors.
+    """Return the tensors that this rank writes: its shards, except those of which another rank writes a copy, and on
+    rank 0 the plain tensors.
     """
     parts: list[sharded.Part] = []
     rank = dist.get_rank() if dist.is_initialized() else 0
@@ -224,12 +285,13 @@ def parts_of_rank(names: TensorNames, is_first: bool) -> list[sharded.Part]:
 
 @functools.lru_cache(maxsize=20_000)
 def _boxes(rank: int, mesh: Any, placements: Any, shape: tuple[int, ...]) -> Sequence[Any]:
-    """Return the boxes of a tensor that ``rank`` writes; cached, because each checkpoint has the same tensors.
+    """Return the boxes (parts of a tensor) that ``rank`` writes; cached, because each checkpoint has the same tensors.
 
     The result is empty if the rank holds no part, or if an earlier rank holds the same shard.
     """
     coordinate = mesh.get_coordinate()
-    # if the tensor's mesh is only a slice of the ranks, each slice may have a copy; the slice with rank 0 writes it
+    # If the tensor's mesh contains only some of the ranks, other meshes may hold copies of the tensor. Only the mesh
+    # with rank 0 writes the tensor.
     if coordinate is None or not bool((mesh.mesh == 0).any()):
         return ()
     first = all(index == 0 for index, each in zip(coordinate, placements, strict=True) if each.is_replicate())

@@ -1,8 +1,8 @@
 """Clip sharded gradients, alone or together with plain ones.
 
-torch's own functions cannot do this for every list: DTensors of several meshes, DTensors beside plain tensors, and
-shards without elements raise errors, and the returned norm is a DTensor, of which a comparison reads only the local
-part.
+torch's own functions cannot do this for every list of gradients. They raise errors for DTensors of different meshes,
+for DTensors together with plain tensors, and for shards without elements. They also return the norm as a DTensor, and a
+comparison with a DTensor reads only the local part.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def clip_by_norm(
 ) -> Tensor:
     """Scale the gradients of ``parameters`` so that their norm is at most ``max_norm``; return the original norm.
 
-    The result equals that of ``torch.nn.utils.clip_grad_norm_`` for complete tensors. Every rank must call it.
+    The result equals that of ``torch.nn.utils.clip_grad_norm_`` for complete tensors. Every rank must call this
+    function.
 
     Raises:
         RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set; raised on every rank. The check

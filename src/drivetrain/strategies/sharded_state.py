@@ -1,7 +1,8 @@
-"""States of models with DTensor parameters: an error where unsupported, gathered for a file, sharded again on loading.
+"""Gather states with DTensors into complete tensors for a file, shard them again on loading, and raise an error where
+DTensors are not supported.
 
 A strategy for sharded models overrides four methods of :class:`Strategy` with the functions here. Its files are then
-like those of a strategy that shards nothing, and each of the two can resume from the other's files::
+like those of a strategy that shards nothing, so that either strategy can resume from the other's files::
 
     class FSDP2Strategy(ParallelStrategy):
         facts = ParallelStrategy.facts.but(restores_after_setup=True)
@@ -23,7 +24,7 @@ like those of a strategy that shards nothing, and each of the two can resume fro
 ``get_optimizer_state_dict`` steps an optimizer that has no state yet, so that Adam counts a step that never happened;
 it drops the state of currently frozen parameters (pytorch#192202), and it cannot read LBFGS. ``set_model_state_dict``
 accepts a state with missing names even if ``strict``. ``strategies/optimizer_states.py`` uses the same names for an
-optimizer's state as these functions.
+optimizer's state as these functions of torch.
 """
 
 from __future__ import annotations
@@ -53,12 +54,13 @@ Box = tuple[tuple[int, ...], tuple[slice, ...]]
 def refuse_dtensors(
     state: Mapping[str, Any], method: str, module: nn.Module | None, optimizer: Optimizer | None = None
 ) -> None:
-    """Raise an error if ``state`` contains a DTensor: rank 0 would write only its own shard as the complete tensor.
+    """Raise an error if ``state`` contains a DTensor, because rank 0 would write its own shard as if it were the
+    complete tensor.
 
     Args:
         state: the state dict of ``module``, or of ``optimizer``.
-        method: the method that returned ``state``, such as "DDPStrategy.optimizer_state", for the message; a strategy
-            for sharded models overrides it.
+        method: the method that returned ``state``, such as "DDPStrategy.optimizer_state", for the message, which says
+            that a strategy for sharded models must override it.
         module: the strategy's module; the message uses its parameter names.
         optimizer: the optimizer of the state; ``None``: it is the module's state.
 
@@ -93,8 +95,8 @@ def _name(module: nn.Module | None, optimizer: Optimizer, number: int) -> str:
 def whole_model_state(module: nn.Module) -> State:
     """Return ``module.state_dict()`` with complete tensors in host memory on rank 0, and ``{}`` elsewhere.
 
-    Every rank must call it. Besides the result, it needs memory for one complete parameter at a time. The names do not
-    contain prefixes of wrappers such as torch.compile.
+    Every rank must call this function. Besides the result, the function needs memory for one complete parameter at a
+    time. The names do not contain prefixes of wrappers such as torch.compile.
     """
     return _whole(sharded_model_state(module))
 
@@ -124,7 +126,7 @@ def load_whole_model_state(module: nn.Module, state: Mapping[str, Any], strict: 
 def whole_optimizer_state(optimizer: Optimizer) -> State:
     """Return ``optimizer.state_dict()`` with complete tensors in host memory on rank 0, and ``{}`` elsewhere.
 
-    Parameters are numbered as in torch's state dicts. Every rank must call it.
+    Parameters are numbered as in torch's state dicts. Every rank must call this function.
     """
     return _whole(optimizer.state_dict())
 
@@ -132,8 +134,8 @@ def whole_optimizer_state(optimizer: Optimizer) -> State:
 def load_whole_optimizer_states(optimizers: Sequence[Optimizer], states: Sequence[Any]) -> None:
     """Load one complete state into each optimizer; each rank keeps its own shards, without communication.
 
-    A tensor with its parameter's shape is sharded like the parameter. Any other tensor with dimensions (LBFGS keeps
-    flat ones) becomes a replicated DTensor, and a scalar tensor stays plain.
+    A tensor with its parameter's shape is sharded like the parameter. Any other tensor with dimensions, such as a flat
+    tensor of LBFGS, becomes a replicated DTensor. A scalar tensor stays plain.
 
     Raises:
         CheckpointError: the number of states differs, or a state does not fit its optimizer.
@@ -144,10 +146,11 @@ def load_whole_optimizer_states(optimizers: Sequence[Optimizer], states: Sequenc
 def whole_parameters(
     parameters: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]
 ) -> tuple[dict[str, nn.Parameter], list[Optimizer]]:
-    """Return the parameters as complete tensors in host memory, and the optimizers with these as their parameters.
+    """Return the parameters as complete tensors in host memory, and the optimizers, which then have these tensors as
+    parameters.
 
-    Call it only after a run, because it changes the optimizers. Every rank must call it, and only rank 0 can use the
-    result. Without DTensors, the arguments are returned unchanged.
+    Call this function only after a run, because it changes the optimizers. Every rank must call this function, but only
+    rank 0 can use the result. Without DTensors, the arguments are returned unchanged.
     """
     if not any(map(is_dtensor, parameters.values())):
         return dict(parameters), list(optimizers)
@@ -166,7 +169,7 @@ def whole_parameters(
 def whole_state(state: Any) -> Any:
     """Return ``state`` with DTensors replaced by complete tensors in host memory, on every rank.
 
-    Every rank must call it. A state without DTensors is returned unchanged.
+    Every rank must call this function. A state without DTensors is returned unchanged.
     """
     if first_dtensor(state) is None:
         return state
@@ -197,7 +200,7 @@ def _gathered(leaf: Any) -> Any:
     leaf = leaf.detach().to(device)
     placements = list(leaf.placements)
     if "_StridedShard" in map(_class_name, placements):  # tensor parallelism together with FSDP
-        placements[0] = dtensor.Replicate()  # torch gathers both dimensions in this order too, but warns
+        placements[0] = dtensor.Replicate()  # full_tensor() gathers in this order, too, but warns
         leaf = leaf.redistribute(placements=placements)
     return leaf.full_tensor()
 
@@ -224,10 +227,11 @@ def _state_like(parameter: Any, key: Any, value: Any) -> Any:
 
 
 def shard_like(value: Any, own: Any) -> Any:
-    """Return a tensor that is complete on every rank as shards with the placements of ``own``, if that is a DTensor.
+    """Shard ``value``, a tensor that is complete on every rank, like ``own`` if ``own`` is a DTensor; else return
+    ``value``.
 
     The ranks do not communicate. If the tensor is still in the files of a checkpoint, each rank reads only its own
-    shard. Any other value is returned unchanged.
+    shard. A ``value`` that is no tensor is returned unchanged.
     """
     if not isinstance(value, Tensor) or is_dtensor(value):
         return value
@@ -253,7 +257,7 @@ def _read_shard(value: Any, own: Any) -> Tensor:
 
 
 def _distributed(value: Tensor, own: Any, placements: Sequence[Any]) -> Tensor:
-    # None: each rank has the complete tensor
+    # src_data_rank=None: no rank sends data, because each rank has the complete tensor
     return dtensor.distribute_tensor(value, own.device_mesh, placements, src_data_rank=None)
 
 
@@ -272,15 +276,16 @@ def from_local_shard(shard: Tensor, like: Any) -> Tensor:
 
 
 def _from_local(shard: Tensor, like: Any) -> Tensor:
-    # Without shape and stride, torch would assume even shards.
+    # Without shape and stride, torch would assume shards of equal size.
     return dtensor.DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
 
 
 def boxes_of(tensor: Any) -> list[Box]:
-    """Return the position of this rank's shard in the complete tensor: pairs of offsets and slices of the shard.
+    """Return where this rank's shard is in the complete tensor: boxes, each with its offsets and its slices of the
+    shard.
 
-    A shard whose rows are interleaved with other ranks' has several positions. The positions follow from the mesh and
-    the placements, without communication.
+    If rows of other ranks lie between the rows of a shard, the shard has several boxes. The boxes follow from the mesh
+    and the placements, without communication.
     """
     return boxes_in(tensor.device_mesh, tensor.placements, tensor.shape)
 
@@ -304,7 +309,9 @@ def boxes_in(mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> list
 
 
 def _runs(numbers: list[int]) -> list[tuple[int, slice]]:
-    """Split ascending indices into runs of consecutive ones: the start of each, and its slice of the list."""
+    """Split ascending indices into runs of consecutive indices; return the first index of each run, and its slice of
+    the list.
+    """
     found, begin = [], 0
     for index in range(1, len(numbers) + 1):
         if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:

@@ -23,11 +23,11 @@ class SingleDeviceXLAStrategy(XLAExecution, SingleDeviceStrategy):
         accelerator, precision_plugin: as for every strategy.
         checkpoint_io: the checkpoint store; ``None``: an ``XLACheckpointIO``.
         debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
-        unknown: any other argument is an error.
+        unknown: any other argument raises an error.
 
     Raises:
         ModuleNotFoundError: torch_xla is not installed.
-        TypeError: ``checkpoint_io`` or ``precision_plugin`` has another type.
+        TypeError: ``checkpoint_io`` or ``precision_plugin`` has a wrong type.
     """
 
     def __init__(

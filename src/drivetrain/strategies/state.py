@@ -1,4 +1,4 @@
-"""State: what a strategy stores in a checkpoint, and how it loads it."""
+"""State: what a strategy stores in a checkpoint, and how it loads a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ with on_first_use:
 class State(Shared):
     """The state of modules, optimizers and this rank, as data that a file can contain.
 
-    A Trainer and an Engine call the same methods. They pass the modules and optimizers, because an Engine may have
-    several.
+    A Trainer and an Engine call the same methods. Both pass modules and optimizers as arguments, because an Engine may
+    have several.
     """
 
     _convert: Any
-    _rank_files_written: dict[str, str]  # this rank's last file by checkpoint: see rank_files.py
+    _rank_files_written: dict[str, str]  # the last file of this rank beside each checkpoint path: see rank_files.py
 
     def module_state(self, module: nn.Module) -> dict[str, Any]:
-        """Return the state of ``module`` under its names without ``torch.compile``; every rank calls it.
+        """Return the state of ``module``, with the names that it has without ``torch.compile``; every rank must call
+        it.
 
         Rank 0's result is written; the result of the other ranks may be empty.
 
@@ -52,7 +53,7 @@ class State(Shared):
     def load_module_state(self, module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
         """Load a result of :meth:`module_state`, of this strategy or of another, into ``module``."""
         if module is self.lightning_module:
-            self._convert(module)  # otherwise float64 values would be converted to float32 first
+            self._convert(module)  # first, because float64 values would lose precision in float32 parameters
         module.load_state_dict(own_names(module, state), strict=strict)
 
     def load_optimizer_states(
@@ -77,16 +78,16 @@ class State(Shared):
         """Restore a result of :meth:`rank_state` on this rank; not called if nothing was stored."""
 
     def alone(self) -> AbstractContextManager[Literal["whole", "shards", ""]]:
-        """Context in which this rank saves without communication, after an exception: another rank may be dead.
+        """Context in which this rank saves without communication after an exception, because another rank may be dead.
 
-        The context yields what this rank can save: "whole": the complete states of module and optimizers; "shards": its
-        shards of them; "": nothing.
+        The context yields what this rank can save: "whole": the complete states of module and optimizers; "shards":
+        this rank's shards of these states; "": nothing.
         """
         strategy: Any = self
         return alone.alone(strategy, alone.whole_here(strategy))
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
-        """Write ``checkpoint`` on global rank 0; every rank calls it with its own.
+        """Write ``checkpoint`` on global rank 0; every rank must call it with its own checkpoint.
 
         Raises:
             CheckpointError: the checkpoint holds DTensors, and this strategy does not override the method.
@@ -105,12 +106,12 @@ class State(Shared):
             checkpoint_path: the checkpoint.
             weights_only: ``None`` or True reads plain data only. False unpickles everything, which can run code.
             into: modules, optimizers and tensors by name, for a strategy that reads directly into them. The default
-                ignores it and returns all data of the file, which the caller loads.
+                implementation ignores ``into`` and returns all data of the file, which the caller loads.
         """
         return self.checkpoint_io.load_checkpoint(checkpoint_path, **reading(weights_only))
 
     def reads_folder(self, path: str) -> bool:
-        """Return whether :meth:`load_checkpoint` reads this folder, though drivetrain does not write its format."""
+        """Return whether :meth:`load_checkpoint` can read this folder, although drivetrain has not written it."""
         return False
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -128,7 +129,9 @@ class State(Shared):
         return optimizer
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Delete the checkpoint and the files of other ranks beside it, on global rank 0; every rank may call it."""
+        """Delete the checkpoint, on global rank 0, and the files that ranks have written beside it; every rank may call
+        it.
+        """
         if self.global_rank == 0:
             self.checkpoint_io.remove_checkpoint(filepath)
 

@@ -1,7 +1,8 @@
-"""Step: the methods with which a strategy changes parts of a step, or owns the complete step.
+"""Step: the methods with which a strategy changes parts of a training step, or replaces the complete step.
 
-A method that is not overridden is not called: the loop binds its operation directly. Overrides on the class and on the
-instance are used; an override that is set during a run takes effect at the next batch.
+In a step, the loop calls a method only if the strategy overrides it; otherwise the loop runs the same operation
+directly. A strategy can override a method in its class or on the instance. An override that is set during a run takes
+effect at the next batch.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Step(Shared):
     """The methods of a step. An override may call the default with ``super()``.
 
     Gradients are exchanged between ranks in the backward pass or right after it, before they are unscaled, weighted and
-    clipped. A strategy that exchanges them itself does so in :meth:`backward`, unless :meth:`accumulating` is active.
+    clipped. A strategy that exchanges gradients itself does so in :meth:`backward`, unless :meth:`accumulating` is
+    active.
 
     Attributes:
         driver: functions of the running loop.
@@ -49,17 +51,16 @@ class Step(Shared):
         return redirected(method, self.lightning_module, self.model, self.facts.calls_through_forward)
 
     def bind_step(self, parts: StepParts) -> OwnStep | None:
-        """Return the step of a strategy that owns it; ``None``: the loop's own. Not called in manual optimization.
+        """Return the strategy's own training step, or ``None`` to use the loop's step. Not called in manual
+        optimization.
 
         Called when the run is set up, at the start of each epoch, and when a part of the run was replaced. A strategy
-        that returns a step names in ``facts.honoured_hooks`` the hooks inside a step that it calls.
+        that returns a step must list in ``facts.honoured_hooks`` the hooks that this step calls.
         """
         return None
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        """Return the batch on ``device``, using the transfer hooks of module and datamodule; ``None``: on the root
-        device.
-        """
+        """Move the batch to ``device`` (``None``: the root device) with the transfer hooks of module and datamodule."""
         device = self.root_device if device is None else device
         if self.driver.transfer is None:
             return move(batch, device)
@@ -98,9 +99,10 @@ class Step(Shared):
         return nullcontext()
 
     def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Context whose backward passes keep gradients on this process; a later pass exchanges them.
+        """Context in which backward passes accumulate gradients on this process; a later pass outside it exchanges
+        them.
 
-        Do not override it in a strategy that exchanges gradients in every backward pass.
+        Do not override this method in a strategy that exchanges gradients in every backward pass.
         """
         self.driver.exchanges_always = True
         return nullcontext()
@@ -108,17 +110,17 @@ class Step(Shared):
     def open_gradients(self) -> dict[str, Tensor]:
         """Return this rank's gradients of an incomplete window by parameter name, without copying them.
 
-        Checkpoints and :meth:`rescale_gradients` use it. Override it if :meth:`accumulating` keeps gradients
+        Checkpoints and :meth:`rescale_gradients` use this method. Override it if :meth:`accumulating` keeps gradients
         elsewhere than in ``parameter.grad``.
         """
         named = ((name, parameter.grad) for name, parameter in self.lightning_module.named_parameters())
         return {name: sharded.local_shard(gradient) for name, gradient in named if gradient is not None}
 
     def load_open_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Restore a result of :meth:`open_gradients`; or complete gradients, of which sharded parameters keep a shard.
+        """Restore a result of :meth:`open_gradients`, or complete gradients, of which this rank keeps its shards.
 
         Raises:
-            WrongForm: a gradient's shape differs from this strategy's.
+            WrongForm: a gradient has neither the shape of the parameter nor that of this rank's shard.
         """
         for name, parameter in self.lightning_module.named_parameters():
             shape = sharded.local_shard(parameter).shape
@@ -133,8 +135,8 @@ class Step(Shared):
     def rescale_gradients(self, optimizer: Optimizer | Sequence[Optimizer] | None, factor: float | Tensor) -> None:
         """Multiply the current gradients by ``factor``.
 
-        Called if losses have weights, or if a window holds fewer batches than expected. Override it if the strategy
-        keeps gradients where :meth:`open_gradients` cannot return them for in-place multiplication.
+        Called if losses have weights, or if a window holds fewer batches than expected. Override this method if
+        :meth:`open_gradients` cannot return the strategy's gradients for in-place multiplication.
 
         Args:
             optimizer: the optimizer, or several, whose parameters' gradients are multiplied.
@@ -176,12 +178,12 @@ class Step(Shared):
         model: nn.Module | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Step ``optimizer`` in this precision.
+        """Step ``optimizer`` in the run's precision.
 
         Args:
             optimizer: the user's optimizer.
-            closure: computes the loss and the gradients, unscaled and clipped, and returns the loss. ``None``: the
-                gradients are already computed.
+            closure: a function that computes the loss and the gradients, unscales and clips the gradients, and returns
+                the loss. ``None``: the gradients are already computed.
             model: the model whose parameters are stepped.
             kwargs: for ``optimizer.step``.
 

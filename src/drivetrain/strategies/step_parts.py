@@ -1,4 +1,6 @@
-"""Passed from a loop to a strategy: the operations of a step, for a strategy's own step; and functions of the loop."""
+"""What a loop passes to a strategy: the operations from which the strategy can compose its own step, and functions of
+the loop.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from torch.optim import Optimizer
 from drivetrain.precision.precision import Precision
 
 OwnStep = Callable[[Any, int, int, bool, int], "tuple[Any, int]"]
-"""``step(batch, batch_idx, index_in_window, last, size)`` of a strategy that owns its step.
+"""``step(batch, batch_idx, index_in_window, last, size)`` of a strategy that implements the complete step itself.
 
 ``index_in_window`` counts the window's batches from 0, ``last`` is true for the window's last batch, and ``size`` is
 the expected number of batches of the window. The step returns the output of ``training_step``, for the hooks at the end
@@ -39,18 +41,21 @@ class StepParts:
     These operations call the hooks in :attr:`HOOKS`, in their usual order.
 
     Attributes:
-        training_step: ``(batch, batch_idx)``: calls the module's ``training_step`` in the precision, through the
+        training_step: ``(batch, batch_idx)``: calls the module's ``training_step`` in the run's precision, through the
             wrapper around the module if there is one. The batch may be a part of a loader's batch.
         begin: ``(size, optimizer)``: starts a window of ``size`` backward passes; clears the optimizer's gradients.
         loss_of: ``(output, index, last)``: returns the loss in the output of ``training_step``, divided or weighted by
-            its share of the window; ``None`` if there is none. ``index`` counts the window's backward passes from 0.
+            its share of the window; ``None`` if the output has no loss. ``index`` counts the window's backward passes
+            from 0.
         backward: ``(loss)``: computes gradients, which are scaled if the precision scales losses.
         accumulating: a context around ``training_step`` and ``backward`` that keeps gradients on this rank; the
-            window's last pass exchanges them. Outside this context every pass exchanges. See :meth:`Step.accumulating`.
-        before_step: ``(optimizer)``: unscales and weights the finished gradients, calls the hooks, clips.
+            window's last pass exchanges them. Outside this context every pass exchanges gradients. See
+            :meth:`Step.accumulating`.
+        before_step: ``(optimizer)``: unscales and weights the gradients of the window, calls the hooks, and clips the
+            gradients.
         optimizer_step: ``(optimizer)``: steps the optimizer, by the strategy's ``optimizer_step`` if it is overridden;
-            returns whether it stepped, because a precision may skip a step.
-        module, model: the user's module, and the object that the strategy made of it.
+            returns whether the optimizer stepped, because a precision may skip a step.
+        module, model: the user's module, and the strategy's wrapped form of it.
         optimizers: the optimizers of the run; operations with an optimizer argument use the first by default.
         precision: the precision of the run.
         data: the group of ranks that see different samples.
@@ -79,16 +84,18 @@ class StepParts:
 
 @dataclass
 class Driver:
-    """Functions of the running loop that the strategy's methods call; unset in an Engine's loop.
+    """Functions of the running loop that the strategy's methods call; an Engine does not set them.
 
     Attributes:
         differentiate: ``(loss, *args, **kwargs)``: scales the loss, calls the hooks around the backward pass and the
             module's ``backward``.
-        transfer: ``(batch, device, dataloader_idx)``: the transfer hooks of the module and the datamodule.
+        transfer: ``(batch, device, dataloader_idx)``: moves a batch with the transfer hooks of the module and the
+            datamodule.
         steps: the module's steps by name, as the loop has bound them.
         rebind: binds the step again, after a method was replaced.
-        exchanges_always: :meth:`Step.accumulating` was called: gradients are exchanged in every backward pass.
-        window_factor: see :meth:`remaining_factor`; it may return ``None`` for 1.
+        exchanges_always: whether the default :meth:`Step.accumulating` was called, so that every backward pass
+            exchanges gradients.
+        window_factor: returns the factor of :meth:`remaining_factor`, or ``None`` for 1.
     """
 
     differentiate: Callable[..., Any] | None = None
@@ -102,13 +109,15 @@ class Driver:
         """Return the factor by which the loop multiplies the gradients between a window's last backward pass and
         clipping.
 
-        The factor is 1 if every loss was divided by the final number of batches. It differs if the end of an epoch
-        shortens the window, or if losses have weights. The factor is equal on all ranks. It does not include the loss
-        scale of a precision.
+        The factor is 1 if every loss was divided by the final number of batches. It differs from 1 if the end of an
+        epoch shortens the window, or if losses have weights. The factor is equal on all ranks. It does not include the
+        loss scale of a precision.
         """
         factor = None if self.window_factor is None else self.window_factor()
         return 1.0 if factor is None else factor
 
 
 HOOKS_IN_A_STEP = StepParts.HOOKS | {"optimizer_step"}
-"""The hooks that run inside a step; a strategy that owns its step decides which of them it calls."""
+"""The hooks that run inside a step; a strategy that implements the complete step itself decides which of
+them it calls.
+"""

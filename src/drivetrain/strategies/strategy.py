@@ -27,7 +27,7 @@ from drivetrain.strategies.step_parts import Driver
 
 @dataclass
 class OwnParts:
-    """The parts that were passed to a strategy's constructor; the plan chooses the others.
+    """The parts that were passed to a strategy's constructor; the Trainer or the Engine chooses the others.
 
     Attributes:
         accelerator, precision, environment, devices: as passed; ``None``, or no devices, if they were not passed.
@@ -40,23 +40,26 @@ class OwnParts:
 
 
 class Strategy(Ranks, Model, Familiar):
-    """Base class. A strategy owns the accelerator, the precision and the checkpoint store, and knows no Trainer.
+    """Base class. A strategy owns the accelerator, the precision and the checkpoint store, and has no reference to a
+    Trainer.
 
     Its contract has five parts: declared facts (:class:`~drivetrain.strategies.facts.Facts`), its processes
     (:class:`~drivetrain.strategies.ranks.Ranks`), the model (:class:`~drivetrain.strategies.model.Model`), the step
     (:class:`~drivetrain.strategies.step.Step`) and state for checkpoints (:class:`~drivetrain.strategies.state.State`).
-    A subclass defines the root device and, for several processes, the set-up of the model and the ranks. The plan sets
-    constructor arguments that are ``None``.
+    A subclass defines the root device and, for several processes, the set-up of the model and the ranks. The Trainer or
+    the Engine sets the parts whose constructor arguments are ``None``.
 
     Subclasses are for experts: this contract may change in a minor version. The changelog lists such changes.
 
     Attributes:
         own_parts: the parts passed to the constructor.
-        layer_sync: the user's LayerSync, set by the plan.
+        layer_sync: the user's LayerSync, which the Trainer sets.
     """
 
     contract_version: ClassVar[int] = 1
-    """The version of this contract. A subclass may set the version that it was written for; another one is an error."""
+    """The version of this contract. A subclass may set the version that it was written for; any version but the current
+    one raises an error.
+    """
 
     facts: Facts = Facts()
     """The facts that the class declares; a constructor may set other facts for its object."""
@@ -90,9 +93,9 @@ class Strategy(Ranks, Model, Familiar):
 
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        """Give the class its names: ``strategy_registry.register("name", cls, description="...")``.
+        """Register the class under its names: ``strategy_registry.register("name", cls, description="...")``.
 
-        Called once, when Python defines a subclass with this method: the class needs no other line.
+        Called once, when Python defines a subclass that has this method. No other code needs to register the class.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Plans of tensor parallelism: which layers they name, and how these are split over the ranks."""
+"""Plans of tensor parallelism: find the layers that a plan names, and split them over the ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def split(root: nn.Module, mesh: Any, plan: Mapping[str, Any]) -> str:
 
     Raises:
         ConfigurationError: the plan names no layer of ``root``, an unknown style, or a layer that torch cannot split;
-            or it splits only one of two tied parameters.
+            or it splits tied parameters differently.
     """
     layers, done, without = dict(root.named_modules()), [], []
     tied = _tied(root)
@@ -130,7 +130,7 @@ def _tied(root: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:
 
 
 def _tie_again(tied: list[list[tuple[str, nn.Module, str]]]) -> None:
-    """Tie parameters again after each layer has got its own copy.
+    """Tie parameters again after the split has given each layer a copy of its own.
 
     Raises:
         ConfigurationError: the plan splits tied parameters differently.

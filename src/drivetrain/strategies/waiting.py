@@ -1,9 +1,9 @@
-"""How a rank waits for the others: it regularly checks in the job's store whether they can still join.
+"""While a rank waits for other ranks, it regularly reads in the job's store whether they can still join.
 
 A failing rank announces its failure in the store. A rank that waits for the failed rank in an exchange or a vote reads
 the announcement and raises an error, even if the failed rank's process still runs. A rank that waits in an exchange of
-a fit also asks the others for their positions: a rank that has begun a later batch has skipped the exchange. A thread
-of each rank answers (loops/stop.py).
+a fit also asks the other ranks for their positions, because a rank that has begun a later batch has skipped the
+exchange. A thread of each rank answers such questions (loops/stop.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch.distributed as dist
 from drivetrain.base import torch_private
 from drivetrain.errors import DrivetrainError, PeerError, text_of
 
-_FAILED = "drivetrain/failed"  # key prefix in the store: the number of failed ranks, and below it their texts
-_ASKED = "drivetrain/where"  # key prefix: the number of questions for positions, and below it the answers
+_FAILED = "drivetrain/failed"  # a key in the store, with the number of failed ranks; keys below it have their texts
+_ASKED = "drivetrain/where"  # a key with the number of questions for positions; keys below it have the answers
 _RUNS = "drivetrain/runs of rank"
 _FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 16.0  # the pauses between two checks grow, because the wait may be long
 
@@ -38,9 +38,9 @@ class _Here:
     """The state of this process in its job.
 
     Attributes:
-        run: the number of distributed runs that it has begun in this job, so that failures of earlier runs are ignored;
-            0 before the processes have met.
-        place: the number of batches begun and a description of the fit's position; ``None`` outside a fit.
+        run: the number of distributed runs that this process has begun in this job, so that failures of earlier runs
+            can be ignored; 0 before the processes are connected.
+        place: returns the number of batches begun, and a description of the fit's position; ``None`` outside a fit.
         told: the store in which this process has announced its failure, and the key of the announcement.
         leaves: the time at which this process, after an exception, stops waiting for other ranks.
     """
@@ -52,7 +52,7 @@ class _Here:
 
 
 def begin_run() -> None:
-    """Begin a distributed run: this rank has not failed in it, and failures of earlier runs are ignored."""
+    """Begin a distributed run: withdraw an earlier announcement of this rank, and ignore failures of earlier runs."""
     _Here.run, _Here.leaves = 0, math.inf
     number_run()
     if _Here.told is not None and _Here.told[0] is store_of_job():
@@ -71,7 +71,9 @@ def number_run() -> int:
 
 
 def announce(store: Any, text: str) -> None:
-    """Announce in ``store`` that this rank has failed in this run; ``text`` names it, its phase and its exception."""
+    """Announce in ``store`` that this rank has failed in this run; ``text`` names the rank, its phase and its
+    exception.
+    """
     _Here.told = store, f"{_FAILED}/{store.add(_FAILED, 1)}"
     store.set(_Here.told[1], f"{_Here.run}\n{dist.get_rank()}\n{text}")
 
@@ -144,8 +146,8 @@ def finish(work: Any, group: Any, ranks: Sequence[int], what: str) -> None:
 
     Args:
         work: a running exchange.
-        group: its process group.
-        ranks: its members.
+        group: the process group of the exchange.
+        ranks: the members of the group.
         what: the name of the call, for the message.
 
     Raises:
@@ -183,15 +185,16 @@ def _is_done(work: Any, seconds: float) -> bool:
     except RuntimeError:
         if not work.is_completed():
             return False
-        work.wait()  # ended after the timeout, and wait() only raises its error
+        work.wait()  # the exchange ended after the timeout; wait() raises its error, if there is one
     return True
 
 
 def _abandon(work: Any, group: Any) -> None:
-    """Leave an exchange that the others may never join.
+    """Leave an exchange that other ranks may never join.
 
-    Destroying a process group waits for its exchanges, and the end of this process would wait too. So references keep
-    the group alive until the process ends, which closes its connections.
+    torch destroys a process group only after the group's exchanges have ended, so this process could not end either.
+    Additional references therefore keep Python from freeing the exchange and the group. The connections of the group
+    close when the process ends.
     """
     for each in (work, dist.group.WORLD if group is None else group):
         _ABANDONED.append(each)
@@ -207,7 +210,7 @@ def show_place(place: Callable[[], tuple[int, str]] | None) -> None:
 
 
 class Answers:
-    """Answers other ranks' questions for the position of this one, in a thread of the fit.
+    """Tells other ranks the position of this rank if they ask for it, in a thread of the fit.
 
     Args:
         store: a connection that only this thread uses.
@@ -230,14 +233,15 @@ def _check_places(store: Any, question: int, others: Sequence[int], what: str) -
     """Check that no other rank has begun a later batch of this fit than this rank.
 
     Raises:
-        DrivetrainError: another rank has begun one.
+        DrivetrainError: another rank has begun a later batch.
     """
     if _Here.place is None:
         return
     batches, words = _Here.place()
     ranks = sorted([*others, dist.get_rank()])
     at = ranks.index(dist.get_rank())
-    # its neighbours are enough: if some ranks wait and others have continued, two neighbours differ
+    # Each rank compares itself only with its neighbours: if some ranks wait and others have continued, two neighbours
+    # differ.
     for rank in {ranks[at - 1], ranks[(at + 1) % len(ranks)]} - {ranks[at]}:
         key = f"{_ASKED}/{rank}"
         if not store.check([key]):

@@ -35,8 +35,8 @@ from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 class XLAGroup(Group):
     """All replicas of a job that ``xmp.spawn`` has started; a single replica is also a group.
 
-    Tensors are exchanged on the device, as recorded operations; objects are pickled, which waits for the device. A
-    replica unpickles only objects that another replica of the same job has pickled.
+    Tensors are exchanged on the device, as recorded operations; objects are exchanged as pickled bytes, for which the
+    host waits for the device. A replica unpickles only objects that another replica of the same job has pickled.
 
     Args:
         device: the device of this replica.
@@ -74,7 +74,7 @@ class XLAGroup(Group):
         return gathered.to(dtype=tensor.dtype, device=tensor.device)
 
     def total(self, tensor: Tensor) -> None:
-        """Sum every replica's ``tensor``, which is on the device, in place."""
+        """Replace ``tensor``, which must be on the device, by its sum over all replicas."""
         xla_model.all_reduce(xla_model.REDUCE_SUM, [tensor])
 
     def broadcast(self, obj: Any, src: int | None = None) -> Any:
@@ -86,7 +86,8 @@ class XLAGroup(Group):
 
         shape, dtype = theirs
         like = obj if isinstance(obj, Tensor) else torch.empty(0, device=self.device)
-        # Other replicas send zeros instead of their values: torch_xla sums, and NaN times 0 is NaN.
+        # Replicas other than src pass zeros, because torch_xla sums all values after multiplying those of other
+        # replicas by 0, and NaN times 0 is NaN.
         mine = like.detach() if self.rank == src else torch.zeros(shape, dtype=dtype)
         summed = torch.uint8 if dtype is torch.bool else dtype  # torch_xla does not sum booleans
         sent = mine.to(device=self.device, dtype=summed, copy=True)
@@ -104,8 +105,8 @@ class XLAGroup(Group):
 
 
 class _Gather(torch.autograd.Function):
-    """Every replica's tensor, stacked; the gradient of this replica's tensor is the sum of all gradients of its
-    slice.
+    """Stacks the tensors of all replicas. The gradient of this replica's tensor is the sum of the gradients that its
+    slice gets on all replicas.
     """
 
     @staticmethod
@@ -127,19 +128,19 @@ class XLAStrategy(XLAExecution, DDPStrategy):
     """One replica per XLA device, each in a process that torch_xla starts; gradients are averaged after each window.
 
     The strategy does not use ``torch.distributed``. With one device, this process is the only replica, and results of
-    collectives have the same form as with several replicas: :meth:`all_gather` stacks. Before the replicas run, the
-    ranks are 0, the world size is 1, and there is no root device.
+    collectives have the same form as with several replicas: :meth:`all_gather` adds a dimension. Before the replicas
+    run, the ranks are 0, the world size is 1, and there is no root device.
 
     Args:
         accelerator, parallel_devices, precision_plugin: as for every strategy.
         checkpoint_io: the checkpoint store; ``None``: an ``XLACheckpointIO``.
         debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
         sync_module_states: give all replicas the parameters and buffers of rank 0 before training.
-        unknown: any other argument is an error.
+        unknown: any other argument raises an error.
 
     Raises:
         ModuleNotFoundError: torch_xla is not installed.
-        TypeError: ``checkpoint_io`` or ``precision_plugin`` has another type.
+        TypeError: ``checkpoint_io`` or ``precision_plugin`` has a wrong type.
     """
 
     strategy_name = "xla"
@@ -206,7 +207,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         """Do nothing: a process group that the user has created is not used."""
 
     def _meet(self) -> None:
-        """Do nothing: the runtime has connected the replicas."""
+        """Do nothing: torch_xla's runtime has connected the replicas."""
 
     def make_world(self) -> Group:
         if self._device is None or self._outlived:
@@ -216,7 +217,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
     def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if self._device is None:
-            self._groups = None  # at the next call, the replicas may run
+            self._groups = None  # not stored, because the replicas may run at the next call
         return made
 
     # ---- between ranks -------------------------------------------------------------------------------------------
@@ -228,20 +229,21 @@ class XLAStrategy(XLAExecution, DDPStrategy):
 
         Args:
             output: a tensor of the same shape and dtype on every rank; ``tensor`` is an alias of this argument.
-            tensor: the name of this argument in the other strategies.
+            tensor: the name of ``output`` in the other strategies.
             group: ignored, unless it is a ``drivetrain.strategies.Group``: torch_xla reduces over all replicas.
             reduce_op: "mean" (the default, also for ``None``), "sum", "min", "max", "product", or a ``ReduceOp``.
         """
         return super().reduce(output if tensor is None else tensor, group, reduce_op)
 
     def _group_of(self, group: Any) -> Group:
-        return Familiar._group_of(self, group)  # torch_xla's collectives involve all replicas
+        return Familiar._group_of(self, group)  # ignores torch's groups: torch_xla's collectives involve all replicas
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Return the tensors of all ranks, stacked to ``(world_size, *tensor.shape)``, also with one replica.
 
         Args:
-            tensor: the same shape and dtype on every rank; before the replicas run, it is returned unchanged.
+            tensor: a tensor whose shape and dtype are the same on every rank; before the replicas run, it is returned
+                unchanged.
             group: ignored, unless it is a ``drivetrain.strategies.Group``: torch_xla gathers from all replicas.
             sync_grads: let gradients flow back to the source rank of each slice.
 
@@ -297,7 +299,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Delete on the first rank of every machine; every rank may call it."""
+        """Delete the checkpoint, on the first rank of every machine; every rank may call this method."""
         if self.local_rank == 0:
             self.checkpoint_io.remove_checkpoint(filepath)
             rank_files.remove(self, filepath)
@@ -324,9 +326,10 @@ _KEPT = ("dataset", "batch_sampler", "sampler", "generator", "num_workers", "bat
 def on_device(loader: Any, device: torch.device) -> Any:
     """Return ``loader`` as a torch_xla ``MpDeviceLoader``; an ``MpDeviceLoader`` is returned unchanged.
 
-    It has the attributes of a DataLoader that describe the position of a pass. Each request for a batch executes the
-    operations recorded before. With workers, torch_xla's threads upload batches ahead. Without workers, each batch is
-    fetched when it is requested, because fetching may draw from this process's random generators.
+    The result keeps the attributes of ``loader`` that describe a pass, such as the sampler and the batch size. Before
+    the loader yields a batch, the device executes the operations that torch_xla has recorded. With workers, torch_xla's
+    threads upload batches ahead. Without workers, each batch is fetched when it is requested, because fetching may draw
+    from this process's random generators.
     """
     kind = _device_loader()
     if isinstance(loader, kind.__mro__[1]):
@@ -357,7 +360,7 @@ def _device_loader() -> Any:
 
         def _uploaded_ahead(self) -> Iterator[Any]:
             source = without_restart(iter(self._loader))
-            # first fetched in this thread: samplers draw random numbers and call collectives
+            # fetch the first batch in this thread, because samplers draw random numbers and call collectives
             first = next(source, _END)
             if first is _END:
                 return iter(())

@@ -25,28 +25,28 @@ _AXIS = "data"
 @StrategyRegistry.register("xla_spmd")
 @StrategyRegistry.register("xla_spmd_full", sharding="full")
 class XLASPMDStrategy(XLAExecution):
-    """One process drives all XLA devices of this machine: the compiler divides the work over a mesh of them (GSPMD).
+    """One process drives all XLA devices of this machine: the compiler divides the work over a mesh of devices (GSPMD).
 
     The module sees the complete batch, and its losses and metrics are computed on the complete batch, so nothing needs
-    to be reduced. A loader's batch size is the global one. If the first dimension of a batch is not divisible by the
-    number of devices, every device computes the complete batch: correct but slow.
+    to be reduced. A loader's batch size is the global batch size. If the first dimension of a batch is not divisible by
+    the number of devices, every device computes the complete batch, which is correct but slow.
 
-    torch_xla changes its mode for the rest of the process (``torch_xla.runtime.use_spmd``), before the first tensor on
-    a device is created.
+    Before the first tensor on a device is created, the strategy switches torch_xla to SPMD mode
+    (``torch_xla.runtime.use_spmd``). The mode lasts until the process ends.
 
     Args:
         accelerator, precision_plugin: as for every strategy.
-        parallel_devices: all devices of this machine; ``None``: as the plan decides.
+        parallel_devices: all devices of this machine; ``None``: the devices that the Trainer's arguments select.
         checkpoint_io: the checkpoint store; ``None``: an ``XLACheckpointIO``.
         debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
         sharding: "data": batches are sharded, and every device has all parameters. "full": parameters, gradients and
-            optimizer states are sharded too, each along its largest dimension that the number of devices divides.
-            Checkpoints contain complete tensors in both cases.
-        unknown: any other argument is an error.
+            optimizer states are sharded too, each along the largest dimension that is divisible by the number of
+            devices. Checkpoints contain complete tensors in both cases.
+        unknown: any other argument raises an error.
 
     Raises:
         ModuleNotFoundError: torch_xla is not installed.
-        TypeError: ``checkpoint_io`` or ``precision_plugin`` has another type.
+        TypeError: ``checkpoint_io`` or ``precision_plugin`` has a wrong type.
         ConfigurationError: ``sharding`` is unknown.
     """
 
@@ -151,8 +151,8 @@ class XLASPMDStrategy(XLAExecution):
 
 
 def largest_divisible(shape: Sequence[int], devices: int) -> int | None:
-    """Return the index of the largest dimension that ``devices`` divides, the first of equal ones; ``None`` without
-    any.
+    """Return the index of the largest dimension that is divisible by ``devices``, the first one if several are equally
+    large; ``None`` if no dimension is divisible.
     """
     divisible = [index for index, size in enumerate(shape) if size and size % devices == 0]
     return max(divisible, key=lambda index: (shape[index], -index)) if divisible else None

@@ -1,4 +1,6 @@
-"""Simulated devices, comparison of the Trainer with a plain loop, and test suites for accelerators and strategies."""
+"""Tools for tests: simulated devices, a comparison of the Trainer with a plain loop, and checks for your own
+accelerators, strategies and other parts.
+"""
 
 from drivetrain.base.lazy import public
 

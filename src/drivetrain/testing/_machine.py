@@ -1,5 +1,5 @@
-"""The simulated devices: where an operation's results are, which operands may not be mixed, and what makes the host
-wait.
+"""The simulated devices: decides on which device an operation's results are, which operands it may not mix, and what
+makes the host wait.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from drivetrain.base.torch_private import schema_of, without_torch_function
 from drivetrain.testing._places import ANYWHERE, Place, Places, spelled, storage_of
 from drivetrain.testing.record import Move, Record, Step, Sync
 
-# The following tables describe CUDA, by the names of operations.
-_COPIES = frozenset({"copy_", "_foreach_copy_", "fill_"})  # copies between devices that are explicitly requested
+# The following tables list operations by name, and describe how CUDA devices behave.
+# operations with which a program copies between devices on purpose
+_COPIES = frozenset({"copy_", "_foreach_copy_", "fill_"})
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"})
-# operations that do not read values, so their operands may be on any devices
+# operations that read no values, so that each operand may be on another device
 _ANY_MIX = frozenset({"is_same_size", "_has_same_storage_numel", "is_set_to", "set_"})
 _NO_HOST_NUMBERS = frozenset({
     "cat", "stack", "embedding", "index_select", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_",
     "scatter_reduce", "scatter_reduce_", "take", "nll_loss_forward", "nll_loss2d_forward",
 })  # fmt: skip
-"""Operations that refuse even a host tensor without dimensions; elementwise ones accept it as a number."""
+"""Operations that refuse even a host tensor without dimensions. Other operations, such as elementwise ones, accept such
+a tensor as a number."""
 _ON_HOST = frozenset({("_pack_padded_sequence", "lengths"), ("_pack_padded_sequence_backward", "batch_sizes")})
-"""Arguments that must be on the host."""
+"""Operations, each with an argument that must be on the host."""
 _READS = frozenset({"equal", "is_nonzero", "allclose", "multinomial", "_linalg_check_errors", "unique_dim_consecutive"})
 """Operations that wait for the device, in addition to those that torch itself marks."""
 
 
 class Call(NamedTuple):
-    """A call from Python into torch."""
+    """A call of one of torch's functions from Python."""
 
     function: Any
     args: tuple[Any, ...]
@@ -55,15 +57,15 @@ class Machine:
 
     Attributes:
         places: the device of each tensor.
-        record: the record to write.
-        calls: the running calls from Python into torch, the innermost last.
+        record: the record into which events are written.
+        calls: the calls from Python into torch that have not returned yet, the innermost last.
     """
 
     def __init__(self, count: int) -> None:
         self.places = Places(count)
         self.record = Record(_places=self.places)
         self.calls: list[Call] = []
-        self._landing: list[Place] = []  # the target of the running clone
+        self._landing: list[Place] = []  # the device onto which the running move clones its tensor
         self._hushed = 0
 
     # ---- devices of tensors --------------------------------------------------------------------------------------
@@ -75,7 +77,7 @@ class Machine:
         return None if place == ANYWHERE else place
 
     def put(self, tensor: Tensor, place: Place) -> None:
-        """Set the device of a tensor that torch has created internally."""
+        """Set the simulated device of a tensor."""
         with without_torch_function():
             storage = storage_of(tensor)
             if place is not None and storage is not None:
@@ -126,7 +128,7 @@ class Machine:
         self.record.moves.append(Move(step, line, through, source, target, size, blocking, pinned))
         if blocking and (source is None or target is None):
             device = source if source is not None else target
-            assert device is not None  # a move has at least one device as source or target
+            assert device is not None  # source and target are not both the host
             self.note_sync(device, what)
 
     def note_sync(self, device: int, what: str | None = None) -> None:
@@ -146,7 +148,9 @@ class Machine:
 
     @contextmanager
     def hushed(self) -> Iterator[None]:
-        """Context in which nothing is recorded; the caller records the complete operation if necessary."""
+        """Context in which nothing is recorded. If something must be recorded, the caller records the operation as a
+        whole.
+        """
         self._hushed += 1
         try:
             yield
@@ -172,14 +176,14 @@ class Machine:
         self._note_reads(func, name, args, place)
         target = self._target(func, kwargs, operands, place, result)
         if name == "_pack_padded_sequence":
-            result, sizes = result  # the host reads the second result
+            result, sizes = result  # the second result stays on the host, because the host reads it
             self._put_all(result, target)
             return result, sizes
         self._put_all(result, target)
         return result
 
     def _target(self, func: Any, kwargs: dict[str, Any], operands: list[_Operand], place: Place, result: Any) -> Place:
-        """Return the device of new results."""
+        """Return the device on which the results of ``func`` are."""
         if self._landing:
             return self._landing[-1]
         device = kwargs.get("device")
@@ -190,7 +194,7 @@ class Machine:
                 self.note_move(place, target, result, not kwargs.get("non_blocking", False))
             return target
         if device is not None and not converts and self.calls and self.calls[-1].kwargs.get("device") is not None:
-            return None  # the program itself wrote device="cpu"
+            return None  # the program's own call has device="cpu"
         if not operands and self._inside_torch():
             return ANYWHERE
         return place
@@ -198,7 +202,7 @@ class Machine:
     def _inside_torch(self) -> bool:
         """Whether torch itself creates this tensor inside an operation on a simulated device."""
         if not self.calls:
-            return True  # the simulation sees every call from Python
+            return True  # no call from Python is running, so torch's own C++ code creates the tensor
         call = self.calls[-1]
         return any(self.place(tensor) is not None for tensor in tensors_in([call.args, call.kwargs]))
 
@@ -213,7 +217,9 @@ class Machine:
                 self.places.measure(storage)
 
     def _common(self, name: str, operands: list[_Operand]) -> Place:
-        """Return the common device of all operands; operands with an open device are assigned to it."""
+        """Return the device of all operands. Operands whose device is not decided yet (:data:`ANYWHERE`) are put on
+        it.
+        """
         places: dict[Place, None] = {}
         open_ones: list[Tensor] = []
         for operand, written, tensor in operands:
@@ -237,7 +243,9 @@ class Machine:
         return common
 
     def _each(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation on lists of tensors: the first items of all lists together, then the second, and so on."""
+        """Run an operation on lists of tensors. The first items of all lists must be on one device, so must the second
+        items, and so on.
+        """
         singles: list[_Operand] = []
         columns: list[list[_Operand]] = []
         for operand, written, value in _arguments(func, args, kwargs):
@@ -257,7 +265,7 @@ class Machine:
         return result
 
     def _copy_over(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Write values into tensors that may be on another device."""
+        """Run an operation that writes values into tensors, which may be on another device than the values."""
         into, values = args[0], args[1]
         blocking = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
         number = bool(self.calls) and self.calls[-1].name == "__setitem__" and not tensors_in(self.calls[-1].args[2:])
@@ -293,7 +301,7 @@ class Machine:
 
 
 class _Moved(torch.autograd.Function):
-    """A move with autograd support."""
+    """Copies a tensor to a place in the forward pass, and the gradient back in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, machine: Machine, target: Place, blocking: bool) -> Tensor:
@@ -334,7 +342,7 @@ def _operands(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
 
 
 def _number_or_host_argument(name: str, argument: str, written: bool, tensor: Tensor) -> bool:
-    """Return whether a host tensor may be combined with a device's tensors."""
+    """Return whether this argument may be a host tensor although other arguments are on a device."""
     if (name, argument) in _ON_HOST or (name in _INDEXING and argument == "indices"):
         return True
     return not written and tensor.dim() == 0 and name not in _NO_HOST_NUMBERS
@@ -364,7 +372,9 @@ _PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 
 def _asked_at() -> tuple[str, str]:
-    """Return the innermost line outside torch and drivetrain, and the line of drivetrain that it has called, or ""."""
+    """Return the innermost line of the stack outside torch and drivetrain, and the line of drivetrain that it has
+    called ("" if there is none).
+    """
     through = ""
     frame = sys._getframe(1)
     while frame.f_back is not None:

@@ -1,4 +1,6 @@
-"""Two torch modes for the simulation: one sees calls from Python, the other every operation, also in backward."""
+"""Two torch modes for the simulation: one sees calls from Python into torch, the other every operation, also those of
+the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class CallMode(TorchFunctionMode):
 
 
 class OperationMode(DispatchMode):  # type: ignore[no-untyped-call]
-    """Passes every operation to the machine."""
+    """Passes every operation of torch to the machine (the simulated devices)."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -96,7 +98,9 @@ def _get_device(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) 
 
 
 def _empty(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """Handle ``torch.empty``, which may allocate pinned memory: without a device, torch has none."""
+    """Handle ``torch.empty``. Simulate pinned memory if the call asks for it, because torch cannot allocate any without
+    an accelerator.
+    """
     pins = kwargs.get("pin_memory", False)
     made: Tensor = func(*args, **{**kwargs, "pin_memory": False} if pins else kwargs)
     return machine.places.pin(made) if pins else made
@@ -167,7 +171,9 @@ def _deepcopy(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) ->
 
 
 def _one_hot(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Handle one_hot: on the CPU it always reads its values, on a device only to find the number of classes."""
+    """Handle one_hot. torch's CPU code, which runs here, always reads the values. A device's would read them only to
+    find the number of classes.
+    """
     place: Place = machine.place(args[0]) if args else None
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
     if place is not None and classes == -1:
@@ -177,7 +183,7 @@ def _one_hot(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> 
 
 
 def _ctc_loss(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Handle ctc_loss, which accepts lengths and targets on any device, and moves them itself."""
+    """Handle ctc_loss, which accepts lengths and targets on any device, and moves them to the device that it needs."""
     if (place := machine.place(args[0])) is None:
         return func(*args, **kwargs)
 

@@ -16,7 +16,8 @@ Place = int | None
 """A simulated device's number, or ``None`` for the host."""
 
 ANYWHERE = -1
-"""The place of a tensor that torch created without a device: the first operation with others decides."""
+"""The place of a tensor that torch has created without a device. The first operation with tensors on a device decides
+the tensor's place."""
 
 
 def spelled(place: Place) -> str:
@@ -33,14 +34,14 @@ def device_at(place: Place) -> torch.device:
 class _Held:
     place: int
     bytes: int
-    storage: weakref.ref[Any]  # a weak reference shows when the storage is freed
+    storage: weakref.ref[Any]  # a weak reference, whose callback shows when the storage is freed
 
 
 class Places:
-    """The storages on each of ``count`` simulated devices. A storage that is not listed is on the host.
+    """The storages that are on each of ``count`` simulated devices. A storage that is not listed is on the host.
 
-    torch keeps the Python object of a storage as long as the storage lives, also in a graph, so a weak reference to
-    that object shows when the memory is freed.
+    torch keeps the Python object of a storage as long as the storage lives, even if only an autograd graph holds it. So
+    a weak reference to this object shows when the memory is freed.
     """
 
     def __init__(self, count: int) -> None:
@@ -65,7 +66,7 @@ class Places:
         return index
 
     def of(self, tensor: Tensor) -> Place:
-        """Return the device of ``tensor``; ``None`` for the host, ``ANYWHERE`` if it is still open."""
+        """Return the device of ``tensor``; ``None`` for the host, ``ANYWHERE`` if the device is not decided yet."""
         storage = storage_of(tensor)
         return None if storage is None else self.where(storage)
 
@@ -75,7 +76,7 @@ class Places:
         return None if held is None else held.place
 
     def put(self, storage: Any, place: int) -> None:
-        """Set the device of ``storage`` to ``place``, unless it was set before; record its present size."""
+        """Set the device of ``storage`` to ``place``, unless it was set before; record the storage's current size."""
         key, size = storage_key(storage), storage.nbytes()
         held = self._held.get(key)
         if held is None:
@@ -101,7 +102,7 @@ class Places:
         return storage is not None and storage_key(storage) in self._pinned
 
     def measure(self, storage: Any) -> None:
-        """Record the size of ``storage`` again: an operation may have resized it."""
+        """Record the size of ``storage`` again, because an operation may have resized it."""
         held, size = self._held.get(storage_key(storage)), storage.nbytes()
         if held is not None and held.bytes != size:
             self._count(held.place, size - held.bytes)
@@ -118,7 +119,7 @@ class Places:
 
 
 def storage_of(tensor: Tensor) -> Any:
-    """Return the storage of ``tensor`` (of its values, if it is sparse); ``None`` if it has none on the host."""
+    """Return the storage of ``tensor`` (if it is sparse, of its values); ``None`` if the tensor has no storage."""
     if tensor.device.type != "cpu":
         return None
     try:
@@ -127,5 +128,5 @@ def storage_of(tensor: Tensor) -> Any:
         elif tensor.layout is not torch.strided:
             tensor = tensor.values()
         return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # a wrapper around other tensors, from torch.func
+    except (NotImplementedError, RuntimeError):  # a wrapper of torch.func around another tensor has no storage
         return None

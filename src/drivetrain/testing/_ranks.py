@@ -21,17 +21,18 @@ from drivetrain.cli.class_files import module_of
 from drivetrain.clusters.local import free_port
 
 _PRELOADED = ["torch", DYNAMO, "drivetrain.trainer.trainer", "pytest"]
-_GRACE_S = 5.0  # seconds for the other ranks, after one has failed
+_GRACE_S = 5.0  # after a rank has failed, the other ranks get so many seconds to finish
 
 
 class Ranks:
-    """One process per device of a suite, with torchrun's environment variables; with one device, this process.
+    """Runs a suite's tests in one process per device, with torchrun's environment variables. If the suite has one
+    device, tests run in this process.
 
     The processes start with the first test and continue until a test fails; the next test then gets new processes.
 
     Args:
-        suite: the class with the tests. If it has a function ``rebuild``, the processes call it to get the class;
-            otherwise they import it.
+        suite: the class with the tests. If the class has a function ``rebuild``, the processes call it to get the
+            class; otherwise they import the class.
         size: the number of processes.
         timeout_s: seconds for one test.
     """
@@ -46,7 +47,7 @@ class Ranks:
 
         Raises:
             AssertionError: the test failed on a rank, a process died, or the test timed out.
-            Skipped: the lowest rank has skipped the test; pytest's exception.
+            Skipped: the lowest rank has skipped the test. This is pytest's exception.
         """
         if self._size == 1:
             instance = self._suite()
@@ -75,7 +76,7 @@ class Ranks:
         methods = multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if "forkserver" in methods:
-            # all ranks are forked from a process that has imported the module
+            # all ranks are forked from a server process that has already imported these modules
             context.set_forkserver_preload(_PRELOADED)
         port = free_port()
         file = getattr(sys.modules[self._suite.__module__], "__file__", None)
@@ -133,7 +134,7 @@ def _environ(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def _serve(jobs: Connection, environ: dict[str, str], find: Callable[[], Any]) -> None:
-    """Run tests until the connection is closed."""
+    """Run, in a started process, each requested test, until the connection is closed."""
     os.environ.update(environ)
     import pytest
     import torch
@@ -151,13 +152,15 @@ def _serve(jobs: Connection, environ: dict[str, str], find: Callable[[], Any]) -
             outcome = ("passed", "")
         except pytest.skip.Exception as skipped:
             outcome = ("skipped", str(skipped))
-        except BaseException:  # pytest.raises raises a BaseException if nothing was raised
+        except BaseException:  # BaseException, because pytest.raises raises one if its body raises nothing
             outcome = ("failed", traceback.format_exc())
         jobs.send(outcome)
 
 
 def _found(module: str, file: str | None, name: str) -> Any:
-    """Return the suite; pytest may have given its module a name that other processes cannot import."""
+    """Return the suite. It is imported by its file if its module cannot be imported by name, because pytest may choose
+    names that other processes do not know.
+    """
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError:

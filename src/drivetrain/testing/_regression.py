@@ -1,4 +1,4 @@
-"""The module that the suite for strategies trains, and the plain loop for comparison."""
+"""The module that the test suite for strategies trains, and the plain loop with whose results it is compared."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ QUIET: dict[str, Any] = {
 
 
 class Small(LightningModule):
-    """A regression whose steps use a parameter of the module itself, ``scale``; two ranks cannot divide its size, 3.
+    """A regression. Besides its layers the module has a parameter of its own, ``scale``. Its size is 3, which two ranks
+    cannot divide evenly.
 
     Args:
-        kind: "plain"; "weighted" losses; "manual" optimization; or "failing" in the second step.
+        kind: "plain"; "weighted": with weighted losses; "manual": with manual optimization; "failing": the second step
+            raises.
     """
 
     def __init__(self, kind: str = "plain") -> None:
@@ -147,7 +149,9 @@ def plain_loop(
 
 
 def stepped(module: Small, gradients: list[dict[str, Any]], clip: tuple[str, float] | None) -> dict[str, Any]:
-    """Return the weights and the optimizer state of ``module`` after steps with these gradients, each clipped."""
+    """Return the weights and the optimizer state of ``module`` after one step with each of these gradients, which are
+    clipped first.
+    """
     optimizer = module.configure_optimizers()
     for each in gradients:
         for name, parameter in module.named_parameters():

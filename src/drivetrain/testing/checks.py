@@ -1,7 +1,7 @@
 """Conformance kits: for each kind of part, a list of checks, and the function that runs them on one part.
 
-A check is a function of a :class:`Part`. The first sentence of its docstring says what must be true. It raises an
-exception if that is not so, or :class:`Skipped`.
+A check is a function of a :class:`Part`. The first sentence of its docstring says what must be true. A check raises an
+exception if this is not true, and :class:`Skipped` if it does not apply to the part.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ REGISTRIES = {
     "precision": "drivetrain.precision.precision:PrecisionRegistry",
     "loader": "",
 }
-"""The kinds of parts, each with the registry of its names; loaders have no names."""
+"""For each kind of part, the registry with the names of parts; loaders have no registry."""
 
 
 _RAISED = re.compile(r"^([a-zA-Z_][\w.]*(?:Error|Exception|Exit|Failed|Interrupt)\b)", re.MULTILINE)
 
 
 class Skipped(Exception):
-    """The part does not claim the feature that a check tests."""
+    """Raised by a check whose feature the part does not claim to have."""
 
 
 class CannotTryError(ConfigurationError):
-    """The part cannot be found, made or used on this machine, so there is no result."""
+    """The part cannot be found, created or used on this machine, so no check can give a result."""
 
 
 class Outcome(NamedTuple):
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
         name: the check.
         sentence: what must be true.
         result: "ok", "fails" or "skipped".
-        seen: what the check has seen instead, or why it was skipped.
+        seen: for "fails", what the check has found instead; for "skipped", why.
         seconds: how long it took.
     """
 
@@ -75,13 +75,14 @@ class Part:
 
     Attributes:
         kind: one of :data:`REGISTRIES`.
-        path: a registered name, ``"package.module:Class"`` or ``"file.py:Class"``; a function instead of a class works
-            if it returns such a part.
+        path: a registered name, ``"package.module:Class"`` or ``"file.py:Class"``; instead of a class, a function that
+            returns the part may be named.
         arguments: keyword arguments of the class.
         settings: settings of the kit.
-        factory: the class or function itself, for a kit that needs no other process; ``None``: what ``path`` names.
+        factory: the class or function itself, if the kit starts no other process; ``None``: the one that ``path``
+            names.
         folder: an empty folder, which exists during one check.
-        memory: results that several checks of one run share.
+        memory: results that a check leaves for later checks of the same run.
     """
 
     kind: str
@@ -94,15 +95,15 @@ class Part:
 
     def __post_init__(self) -> None:
         place, _, name = self.path.rpartition(":")
-        if place.endswith(".py"):  # checks run in folders of their own
+        if place.endswith(".py"):  # make the path absolute, because each check runs in another folder
             object.__setattr__(self, "path", f"{os.path.abspath(place)}:{name}")
 
     @functools.cached_property
     def found(self) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """The class, and the arguments with which it is registered.
+        """The class of the part, and the arguments with which the class is registered.
 
         Raises:
-            CannotTryError: it does not exist or cannot be imported.
+            CannotTryError: the class does not exist or cannot be imported.
         """
         return _found(self.kind, self.path) if self.factory is None else (self.factory, {})
 
@@ -111,10 +112,10 @@ class Part:
         return dataclasses.replace(self, factory=None, memory={})
 
     def make(self, **more: Any) -> Any:
-        """Return a new object of the class.
+        """Return a new object of the part's class.
 
         Args:
-            more: arguments that the kit passes if the class has them and the user has not set them.
+            more: the kit's own arguments; each is passed only if the class has it and the user has not set it.
         """
         cls, registered = self.found
         given = {**registered, **self.arguments}
@@ -145,7 +146,9 @@ def _found(kind: str, path: str) -> tuple[Callable[..., Any], dict[str, Any]]:
 
 
 def path_of(part: Any) -> str:
-    """Return the path by which another process finds ``part``: a class or function at the top level of its module."""
+    """Return the path by which another process can import ``part``, a class or function at the top level of its
+    module.
+    """
     module = part.__module__
     return f"{sys.modules[module].__file__ if module == '__main__' else module}:{part.__qualname__}"
 
@@ -168,7 +171,8 @@ def run_checks(part: Part, only: str | None = None) -> Iterator[Outcome]:
     kit: Any = importlib.import_module(f"drivetrain.testing.kits.{part.kind}")
     if unknown := set(part.settings) - set(kit.SETTINGS):
         raise CannotTryError(f"The kit has no setting {min(unknown)!r}. {did_you_mean(min(unknown), kit.SETTINGS)}")
-    # Processes that a check starts may outlive it, so their working directory exists until all checks are done.
+    # Processes that a check starts may outlive the check, so their working directory must exist until all checks are
+    # done.
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="drivetrain-", ignore_cleanup_errors=True))
         try:
@@ -245,10 +249,11 @@ def _sentence(check: Callable[..., Any]) -> str:
 
 
 def _seen(error: BaseException) -> str:
-    """Return what an error says, with the line that raised it unless the error says enough."""
+    """Return the text of an error, and the line that raised it, except for errors whose text is enough."""
     text = str(error)
     if failed := re.match(r"---- rank (\d+) ----\n(.*?)(?=\n---- rank|\Z)", text, re.DOTALL):
-        text = f"rank {failed[1]}: {''.join(_RAISED.split(failed[2])[-2:])}"  # its exception, without the traceback
+        # the rank's exception, without the traceback
+        text = f"rank {failed[1]}: {''.join(_RAISED.split(failed[2])[-2:])}"
     text = " ".join(text.split())
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, AssertionError):
@@ -261,7 +266,9 @@ def _seen(error: BaseException) -> str:
 
 @contextmanager
 def sandbox(folder: Path) -> Iterator[Path]:
-    """Context with a new folder as the working directory; it restores environment variables and torch's modes."""
+    """Context in which a new folder is the working directory. At its end it restores the environment variables and
+    torch's modes.
+    """
     import torch
 
     dtype, grad, autocast = torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
@@ -292,7 +299,9 @@ def same(found: Any, expected: Any, what: str) -> None:
 
 
 def is_true(condition: Any, seen: str) -> None:
-    """Raise an AssertionError that says what was ``seen``, unless ``condition`` is true."""
+    """Unless ``condition`` is true, raise an AssertionError with the text ``seen``, which says what was found
+    instead.
+    """
     assert condition, seen
 
 

@@ -1,4 +1,4 @@
-"""Test suite for accelerators.
+"""A test suite for your own accelerator.
 
 In a test file::
 
@@ -47,7 +47,7 @@ class AcceleratorConformance:
 
     Attributes:
         accelerator: the class to test; its constructor must work without arguments.
-        tolerance: the allowed relative difference of a small fit's losses from those on the host.
+        tolerance: the allowed relative difference between the losses of a small fit on the device and on the host.
     """
 
     accelerator: ClassVar[type[Accelerator]]
@@ -69,7 +69,7 @@ class AcceleratorConformance:
 
     @property
     def device(self) -> torch.device:
-        """The first device, made current."""
+        """The first device, after it was made the current one."""
         accelerator = self.accelerator()
         device = accelerator.get_parallel_devices([0])[0]
         accelerator.setup_device(device)
@@ -99,7 +99,9 @@ class AcceleratorConformance:
         assert count >= 1
 
     def test_device_numbers_are_parsed(self) -> None:
-        """1, "1" and "auto" mean the first device; a value that names no device raises a ConfigurationError."""
+        """``devices=1`` and ``"1"`` mean the first device, ``"auto"`` begins with it, and a value that names no device
+        raises a ConfigurationError.
+        """
         for devices in (1, "1"):
             assert list(self.plan_of(devices).devices) == [self.accelerator.get_parallel_devices([0])[0]]
         assert self.plan_of("auto").devices[0] == self.accelerator.get_parallel_devices([0])[0]
@@ -113,13 +115,17 @@ class AcceleratorConformance:
         return Engine(accelerator=self.accelerator(), devices=devices).plan
 
     def test_no_more_devices_than_there_are(self) -> None:
-        """If the count is a limit, one device more raises a ConfigurationError."""
+        """If ``device_count_is_limit``, asking for one device more than ``auto_device_count()`` raises a
+        ConfigurationError.
+        """
         self.claimed("device_count_is_limit")
         with pytest.raises(ConfigurationError):
             self.plan_of(self.accelerator.auto_device_count() + 1)
 
     def test_numbers_become_devices(self) -> None:
-        """``get_parallel_devices`` gives one ``torch.device`` per number, of one type, in order."""
+        """``get_parallel_devices`` returns one ``torch.device`` per number, in the order of the numbers, all of one
+        type.
+        """
         count = self.accelerator.auto_device_count()
         devices = list(self.accelerator.get_parallel_devices(list(range(count))))
         assert len(devices) == count
@@ -130,7 +136,7 @@ class AcceleratorConformance:
             assert self.accelerator.get_parallel_devices([count - 1])[0].index == count - 1
 
     def test_a_run_is_on_its_device(self) -> None:
-        """The root device is the accelerator's, and autocast's device type matches."""
+        """A run's root device is the accelerator's first device, and ``autocast_device_type`` is its device type."""
         engine = Engine(accelerator=self.accelerator(), devices=1)
         assert engine.device == self.accelerator.get_parallel_devices([0])[0]
         context = torch.autocast(engine.accelerator.autocast_device_type, dtype=torch.bfloat16)
@@ -148,7 +154,9 @@ class AcceleratorConformance:
     # ---- tensors -------------------------------------------------------------------------------------------------
 
     def test_trees_of_tensors_move_there_and_back(self) -> None:
-        """A nested batch arrives complete, and comes back unchanged, in every claimed dtype."""
+        """A nested batch arrives on the device complete, and returns to the host unchanged, in every dtype that the
+        accelerator claims.
+        """
         accelerator, device = self.accelerator(), self.device
         dtypes = [torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool]
         claims = {"supports_float16": torch.float16, "supports_bfloat16": torch.bfloat16,
@@ -165,7 +173,9 @@ class AcceleratorConformance:
         assert torch.equal(move(strided, device).cpu(), strided)
 
     def test_copies_are_exact_although_their_source_is_freed(self) -> None:
-        """Batches arrive unchanged although the memory of each is freed as soon as its copy was requested."""
+        """Batches arrive on the device unchanged, even if the host memory of each is freed as soon as its copy has been
+        requested.
+        """
         accelerator, device = self.accelerator(), self.device
         for pins in sorted({False, accelerator.supports_pinned_memory}):
             there: list[Tensor] = []
@@ -177,7 +187,7 @@ class AcceleratorConformance:
             assert all(bool((each.cpu() == number).all()) for number, each in enumerate(there))
 
     def test_random_state_is_saved_and_restored(self) -> None:
-        """A checkpoint's random states restore the device's draws."""
+        """After the random states of a checkpoint are restored, the device draws the same numbers again."""
         device = self.device
         torch.manual_seed(3)
         state = copy.deepcopy(rng_state())
@@ -190,7 +200,9 @@ class AcceleratorConformance:
         assert torch.equal(torch.rand(100, device=device).cpu(), first)
 
     def test_autocast_computes_in_bfloat16(self) -> None:
-        """Matrix products run in bfloat16 under the accelerator's autocast type, parameters stay in 32 bits."""
+        """Under autocast with the accelerator's device type, matrix products run in bfloat16, and parameters stay in 32
+        bits.
+        """
         self.claimed("supports_bfloat16")
         model = Engine(accelerator=self.accelerator(), devices=1, precision="bf16-mixed").setup_module(nn.Linear(4, 4))
         with torch.no_grad():
@@ -208,8 +220,8 @@ class AcceleratorConformance:
         assert event.query()
 
     def test_memory_is_counted(self) -> None:
-        """Allocated bytes rise with a tensor and fall when it is freed, and the peak stays; or they are unknown
-        (``None``).
+        """The allocated bytes rise when a tensor is created and fall when it is freed, and their peak stays; or they
+        are unknown (``None``).
         """
         accelerator, device = self.accelerator(), self.device
         if accelerator.memory_allocated(device) is None:
@@ -231,16 +243,19 @@ class AcceleratorConformance:
     # ---- training ------------------------------------------------------------------------------------------------
 
     def test_a_fit_gives_the_hosts_losses(self, tmp_path: Path) -> None:
-        """Training without dropout gives the losses of the host, within ``tolerance``."""
+        """Training without dropout gives the same losses as on the host, within ``tolerance``."""
         ours = fit(self.accelerator(), tmp_path / "device", dropout=0.0)
         host = fit("cpu", tmp_path / "host", dropout=0.0)
         torch.testing.assert_close(ours.losses, host.losses, rtol=self.tolerance, atol=self.tolerance)
         assert ours.losses[-1] < ours.losses[0]
         assert ours.seen_on == {self.accelerator.get_parallel_devices([0])[0].type}
-        assert {p.device.type for p in ours.parameters()} == {HOST.type}  # after a run, the module is on the host again
+        # after a run, the module must be on the host again
+        assert {p.device.type for p in ours.parameters()} == {HOST.type}
 
     def test_a_stopped_fit_goes_on_exactly(self, tmp_path: Path) -> None:
-        """Two epochs equal one epoch and another from its checkpoint, bit for bit, with dropout on the device."""
+        """Two epochs give the same weights, bit for bit, as one epoch and a second that resumes from its checkpoint,
+        with dropout on the device.
+        """
         whole = fit(self.accelerator(), tmp_path / "whole", epochs=2)
         fit(self.accelerator(), tmp_path / "parts", epochs=1)
         rest = fit(self.accelerator(), tmp_path / "parts", epochs=2, resume=True)
@@ -248,7 +263,7 @@ class AcceleratorConformance:
         assert all(torch.equal(a, b) for a, b in zip(rest.parameters(), whole.parameters(), strict=True))
 
     def test_16_bit_precisions_train(self, tmp_path: Path) -> None:
-        """The claimed 16-bit precisions train to finite, falling losses."""
+        """In each 16-bit precision that the accelerator claims, training gives finite, falling losses."""
         claims = {"supports_bfloat16": "bf16-mixed", "supports_float16": "16-mixed"}
         wanted = [precision for claim, precision in claims.items() if getattr(self.accelerator(), claim)]
         if not wanted:
@@ -259,7 +274,7 @@ class AcceleratorConformance:
             assert losses[-1] < losses[0]
 
     def test_tied_weights_stay_tied(self) -> None:
-        """Two layers that share a weight share it on the device."""
+        """Two layers that share a weight still share it after the move to the device."""
         module = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
         module[1].weight = module[0].weight
         Engine(accelerator=self.accelerator(), devices=1).setup(module)
@@ -268,7 +283,7 @@ class AcceleratorConformance:
     # ---- several devices -----------------------------------------------------------------------------------------
 
     def test_two_processes_train_as_one(self, tmp_path: Path) -> None:
-        """DDP over two devices, in separate processes, trains to the same weights as one device."""
+        """DDP over two devices, each in its own process, trains to the same weights as one device."""
         self.claimed("supports_several_devices")
         self.two_devices()
         one = fit(self.accelerator(), tmp_path / "one", dropout=0.0)
@@ -276,7 +291,7 @@ class AcceleratorConformance:
         torch.testing.assert_close(one.state_dict(), two.state_dict(), rtol=1e-4, atol=1e-5)
 
     def test_a_sharded_model_trains(self, tmp_path: Path) -> None:
-        """FSDP2 over two devices, in separate processes, trains to the same weights as one device."""
+        """FSDP2 over two devices, each in its own process, trains to the same weights as one device."""
         self.claimed("supports_several_devices")
         self.two_devices()
         kind = self.accelerator.get_parallel_devices([0])[0].type
@@ -288,9 +303,11 @@ class AcceleratorConformance:
         torch.testing.assert_close(one.state_dict(), two.state_dict(), rtol=1e-4, atol=1e-5)
 
     def two_devices(self) -> None:
-        """Skip a test if there is one device, unless a device is only a process."""
+        """Skip a test if there is only one device, unless devices are processes on the CPU, of which there may be any
+        number.
+        """
         first = self.accelerator.get_parallel_devices([0])[0]
-        if self.accelerator.auto_device_count() < 2 and first.index is not None:  # a device of the host has no index
+        if self.accelerator.auto_device_count() < 2 and first.index is not None:  # the CPU's device has no index
             pytest.skip("there is one device here")
 
 
@@ -298,7 +315,7 @@ class Small(LightningModule):
     """The module that the suite trains.
 
     Args:
-        dropout: the probability, drawn on the device.
+        dropout: the probability of dropout, whose random numbers are drawn on the device.
     """
 
     def __init__(self, dropout: float) -> None:

@@ -32,31 +32,31 @@ def check_against_plain_loop(
     generators, every loss and learning rate, every logged row, and the counters. With one process everything is equal
     to the last bit, except for a program's ``tolerance``; with several processes to 1e-9.
 
-    Use it to test an accelerator, a strategy, a precision or a callback of your own::
+    Use this function to test an accelerator, a strategy, a precision or a callback of your own::
 
         check_against_plain_loop(100, accelerator="mine", device="mine:0")
 
-    Your own precision in ``plugins``, or a ``precision`` argument, is compared with programs of that precision only; a
-    plugin's is given by its ``name``.
+    With a ``precision`` argument, or your own precision in ``plugins``, only programs of this precision are trained;
+    your own precision's ``name`` says which.
 
-    With several processes, call it on every rank, with ``use_distributed_sampler=True`` (the default).
+    With several processes, call the function on every rank, with ``use_distributed_sampler=True`` (the default).
 
     Args:
         programs: the number of programs.
         seed: the seed of the first program; each further program has the next number.
         device: the device of the plain loop.
-        trainer_arguments: the Trainer's. They override the programs' arguments; the plain loop does not use them, so
-            one that changes numbers, such as ``max_epochs``, causes a difference.
+        trainer_arguments: the Trainer's. They override the programs' arguments. The plain loop does not get them, so an
+            argument that changes numbers, such as ``max_epochs``, causes a difference.
 
     Raises:
         ConfigurationError: no program has the requested precision.
         AssertionError: a program's results differ. The message shows the program and the differences;
-            ``random_program(seed)`` returns the program again.
+            ``random_program(seed)`` returns the same program again.
     """
     shared = _processes(trainer_arguments) > 1
     for program in _programs(programs, seed, shared, _precision(trainer_arguments)):
         with warnings.catch_warnings():
-            # torch's warnings, for example about schedulers whose optimizer has not stepped yet
+            # ignore torch's warnings, for example about schedulers whose optimizer has not stepped yet
             warnings.simplefilter("ignore")
             expected = run_plain_loop(program, torch.device(device))
             found = run_trainer(program, **({"split_batches": True} if shared else {}), **trainer_arguments)
@@ -72,7 +72,9 @@ def _programs(count: int, seed: int, shared: bool, precision: str | None) -> Ite
 
 
 def _precision(trainer_arguments: Mapping[str, Any]) -> str | None:
-    """Return the precision of the requested programs; the precision of a plugin is given by its ``name``."""
+    """Return the precision that all programs must have, or ``None``. It is the ``name`` of a Precision in ``plugins``,
+    or the ``precision`` argument.
+    """
     plugins = trainer_arguments.get("plugins") or []
     names = [one.name for one in (plugins if isinstance(plugins, list) else [plugins]) if isinstance(one, Precision)]
     asked = names[0] if names else trainer_arguments.get("precision")
@@ -101,7 +103,7 @@ class _ProgramModule(LightningModule):
         self.automatic_optimization = not program.manual
         self.losses: list[float] = []
         self.rates: list[float] = []
-        self.loaders: list[Any] = []  # training loaders that were created
+        self.loaders: list[Any] = []  # the training loaders that were created
 
     def configure_optimizers(self) -> Any:
         optimizers = self.program.optimizers(self.network)
@@ -153,7 +155,9 @@ class _ProgramModule(LightningModule):
 
 
 class _Overridden(_ProgramModule):
-    """All hooks that programs override; the class of a program's module has those that the program names."""
+    """Overrides of all hooks that a program may override. Each program's module gets only the overrides that the
+    program names.
+    """
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         if self.program.steps_closure_only(epoch, batch_idx):
@@ -209,7 +213,7 @@ def program_module(program: Program) -> LightningModule:
 
 
 class _Rows(DummyLogger):
-    """Stores the logged values."""
+    """A logger that keeps the logged values."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, dict[str, float]]] = []
@@ -250,7 +254,7 @@ def run_trainer(program: Program, **trainer_arguments: Any) -> Outcome:
     module: Any = program_module(program)
     arguments = {"logger": rows, **arguments_of(program), **trainer_arguments}
     if "precision" not in trainer_arguments and _precision(trainer_arguments) is not None:
-        del arguments["precision"]  # a plugin sets it
+        del arguments["precision"]  # a plugin sets the precision, so the argument must not
     trainer = Trainer(**arguments)
     loaders: dict[str, Any] = {}
     if program.passed:
@@ -282,7 +286,8 @@ def differences(found: Outcome, expected: Outcome, tolerance: float = 0.0, whole
         found: the Trainer's results.
         expected: the plain loop's results.
         tolerance: the allowed relative difference of numbers; 0: bit-equal.
-        whole: also compare the values of a single process: losses, step values and random generators.
+        whole: also compare what is only comparable with a single process: losses, values logged in a step, and random
+            generators.
     """
     outcomes, parts = (found, expected), ["parameters", "buffers", "optimizers", "rates", "counters"]
     if whole:
@@ -294,13 +299,16 @@ def differences(found: Outcome, expected: Outcome, tolerance: float = 0.0, whole
     for outcome, part in zip(outcomes, logged, strict=True):
         if found.rows is None:
             part.pop("rows")
-        part["schedulers"] = outcome.schedulers  # a scheduler may store the best mean
+        # compare these as approximately as the logged means, because a scheduler may store the best mean
+        part["schedulers"] = outcome.schedulers
     # Means of float32 values are exact; the last bits of float64 means depend on the order of the sum.
     return [*_differing("", left, right, tolerance), *_differing("", logged[0], logged[1], max(tolerance, 1e-14))]
 
 
 def _without_step_values(outcome: Outcome) -> dict[str, Any]:
-    """Return the logged values without the losses of single batches, which differ between ranks."""
+    """Return the logged values without those named "loss", which are losses of single batches and differ between
+    ranks.
+    """
     rows = [(step, {name: value for name, value in row.items() if name != "loss"}) for step, row in outcome.rows or ()]
     metrics = {name: value for name, value in outcome.metrics.items() if name != "loss"}
     return {"rows": [(step, row) for step, row in rows if row], "metrics": metrics}

@@ -24,7 +24,7 @@ from drivetrain.testing.record import Record
 
 _COUNT = "DRIVETRAIN_FAKE_DEVICES"
 
-_machine: Machine | None = None  # the recording that is running; there is at most one
+_machine: Machine | None = None  # the running recording, of which there is at most one
 
 
 class FakeAccelerator(Accelerator):
@@ -37,12 +37,12 @@ class FakeAccelerator(Accelerator):
         assert not [sync for sync in record.syncs if sync.step > 0]
         print(record)
 
-    The devices are ``torch.device("cpu", 0)``, ``torch.device("cpu", 1)`` and so on; their number is set by
-    :func:`fake_devices` or the environment variable ``DRIVETRAIN_FAKE_DEVICES``, by default one. Without a recording
-    they are the plain CPU. In a recording, ``tensor.device`` distinguishes them, moving a tensor makes a real copy, and
-    operations that fail on a GPU fail: with tensors of two devices, or of a device and the host, a missing device, or
-    ``numpy()`` of a tensor on a device. A recording belongs to one thread: each process of a job enters a recording of
-    its own.
+    The devices are ``torch.device("cpu", 0)``, ``torch.device("cpu", 1)`` and so on; there is one, unless
+    :func:`fake_devices` or the environment variable ``DRIVETRAIN_FAKE_DEVICES`` sets another number. Outside of a
+    recording these devices behave as the plain CPU. In a recording, ``tensor.device`` tells the devices apart, and
+    moving a tensor makes a real copy. Operations that would fail with GPUs fail: with tensors of two devices, with
+    tensors of a device and of the host, with a missing device, and ``numpy()`` of a tensor on a device. A recording
+    belongs to one thread, so each process of a job must enter its own recording.
 
     ``accelerator="fake"`` works, but is not in the list of accelerators, because it is for tests.
     """
@@ -51,12 +51,13 @@ class FakeAccelerator(Accelerator):
 
     @property
     def supports_pinned_memory(self) -> bool:  # type: ignore[override]  # there an attribute
-        """Whether there is pinned memory: only a recording simulates it."""
+        """Whether pinned memory is supported: only in a recording, which simulates it."""
         return _machine is not None
 
     @staticmethod
     def parse_devices(devices: Any) -> list[int]:
-        """n: the first n; -1: all; ``[i, j]`` or ``"i,j"``: those; a string of digits is a count.
+        """n selects the first n devices, -1 all, and ``[i, j]`` or ``"i,j"`` the devices with these numbers; a string
+        of digits is a count.
 
         Raises:
             ConfigurationError: ``devices`` selects no device, a device twice, or a device that is not simulated.
@@ -80,7 +81,7 @@ class FakeAccelerator(Accelerator):
         return _count() > 0
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Return the current and peak bytes of tensors there, under the names of CUDA's allocator."""
+        """Return the current and the peak bytes of tensors on a device, under the names that CUDA's allocator uses."""
         if _machine is None:
             return {}
         record = _machine.record
@@ -119,7 +120,7 @@ class FakeAccelerator(Accelerator):
         again.
 
         Args:
-            devices: the number of devices; ``None``: the number outside of the recording.
+            devices: the number of devices; ``None``: as many as outside of the recording.
 
         Returns:
             Yields the record, which grows during the block and can be read afterwards.
@@ -148,7 +149,7 @@ class FakeAccelerator(Accelerator):
 
 @contextmanager
 def fake_devices(count: int) -> Iterator[None]:
-    """Context with ``count`` simulated devices, also for processes that are started in it.
+    """Context with ``count`` simulated devices, in this process and in processes that it starts.
 
     Raises:
         ConfigurationError: ``count`` is not a number of devices.
@@ -203,9 +204,11 @@ def _steps_noted(machine: Machine) -> Iterator[None]:
 
 @contextmanager
 def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[None]:
-    """Context in which torch's function ``name``, if it exists, is replaced by ``wrapper(function, ...)``."""
+    """Context in which the function ``name`` of ``owner``, if there is one, is replaced: calls go to
+    ``wrapper(function, ...)``.
+    """
     original = getattr(owner, name, None)
-    if original is None:  # other versions of torch may lack the function
+    if original is None:  # not every version of torch has the function
         yield
         return
     setattr(owner, name, functools.partial(wrapper, original))
@@ -216,18 +219,24 @@ def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[No
 
 
 def _seen_by(calls: CallMode, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Make the calls visible that hooks on gradients, and recomputation in the backward pass, make."""
+    """Run ``function`` so that the mode ``calls`` sees its calls of torch; needed for hooks on gradients and for
+    recomputation in the backward pass.
+    """
     with calls:
         return function(*args, **kwargs)
 
 
 def _hooks_seen_by(calls: CallMode, push: Callable[..., None], *hooks: Callable[[Any], Any]) -> None:
-    """Make calls visible that hooks on saved tensors make: activation checkpointing and offloading."""
+    """Install hooks on saved tensors, as activation checkpointing and offloading do, so that the mode ``calls`` sees
+    the hooks' calls of torch.
+    """
     push(*(functools.partial(_seen_by, calls, hook) for hook in hooks))
 
 
 def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) -> Any:
-    """Group tensors by device. Optimizers and clipping call this in place of a function of torch that no mode sees."""
+    """Group tensors by device. Optimizers and clipping call this function in place of one of torch's that is hidden
+    from modes.
+    """
     first: Sequence[Any] = next((column for column in lists if column), [])
     members: dict[Place, list[int]] = {}
     for position, tensor in enumerate(first):
@@ -248,7 +257,7 @@ def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) 
 @functools.cache
 def _let_torch_load() -> None:
     """Support ``torch.load(map_location=torch.device("cpu", 0))``, and record what ``torch.save`` reads."""
-    # registered before torch's own function for the CPU, which has priority 10
+    # priority 5, so that these functions are asked before torch's own for the CPU, which have priority 10
     torch.serialization.register_package(5, _saved, _loaded)
 
 

@@ -1,4 +1,4 @@
-"""Check a group of ranks with its own communication library."""
+"""Check a group of ranks that communicates through a library of its own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from drivetrain.strategies.group import Group
 
 
 def check_group(group: Group) -> None:
-    """Call every method of ``group`` with numbers that differ between ranks. All its members call this at the same
-    time.
+    """Call every method of ``group`` with numbers that differ between ranks. All members of the group must call this
+    function at the same time.
 
     Raises:
         AssertionError: a method's result violates the contract; the message names the call.

@@ -47,7 +47,9 @@ class Outcome:
     counters: dict[str, int] = field(default_factory=dict)
 
     def keep(self, network: nn.Module, optimizers: list[Optimizer], schedulers: list[Any], loader: Any) -> None:
-        """Keep the state of the parts at the end of a run; ``loader`` is the training loader."""
+        """Keep the states of network, optimizers, schedulers and random generators at the end of a run; ``loader`` is
+        the training loader.
+        """
         self.parameters = {name: value.detach().cpu() for name, value in network.named_parameters()}
         self.buffers = {name: value.detach().cpu() for name, value in network.named_buffers()}
         self.optimizers = [optimizer.state_dict() for optimizer in optimizers]
@@ -86,7 +88,7 @@ class _Loop:
         self.batch_idx = 0
         self.losses_in_window = 0
         self.total_weight = 0.0
-        self.sums = [0.0, 0.0]  # the sums of loss times batch size, and of batch sizes, in this epoch
+        self.sums = [0.0, 0.0]  # over this epoch, the sum of loss times batch size, and the sum of batch sizes
 
     @property
     def done(self) -> bool:
@@ -129,7 +131,7 @@ class _Loop:
             if "on_train_batch_end" in program.hooks:
                 torch.rand(()), random.random()
             if is_last:
-                next(batches, None)  # the loader is exhausted before validation
+                next(batches, None)  # read the loader to its end before the validation, as the Trainer does
             if window_ends and self.windows % program.log_every_n_steps == 0:
                 self.rows.append((self.windows - 1, {"loss": self.outcome.losses[-1]}))
             if self.validation_is_due(batch_idx, is_last):
@@ -151,9 +153,9 @@ class _Loop:
         self.epoch += 1
 
     def batches_of_epoch(self) -> Iterator[tuple[Tensor, bool, int]]:
-        """Yield each batch, whether it is the epoch's last, and the number of batches from it on."""
+        """Yield each batch, whether it is the epoch's last, and how many batches remain, including this one."""
         limit = self.program.limit_train
-        # the loader's draws are independent of training, so it can be read completely in advance
+        # the loader can be read completely in advance, because training does not influence its random numbers
         if not self.program.has_length:
             batches = list(self.loader if isinstance(limit, float) else islice(self.loader, limit))
             for index, batch in enumerate(batches):
@@ -164,7 +166,7 @@ class _Loop:
         for index in range(wanted):
             yield next(batches), index == wanted - 1, wanted - index
         if wanted == len(self.loader):
-            next(batches, None)  # a for statement exhausts the loader
+            next(batches, None)  # read the loader to its end, as a for statement would
 
     def length(self) -> int:
         """Return the number of batches in an epoch, if the loader has a length."""
@@ -178,7 +180,7 @@ class _Loop:
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
 
     def training_step(self, batch: Tensor) -> tuple[Tensor | None, float]:
-        """Return the loss, or ``None``, and its weight, which is 1 if losses are not weighted."""
+        """Return the loss, or ``None``, and the loss's weight, which is 1 if losses are not weighted."""
         program = self.program
         with self.autocast():
             loss = loss_of(self.network, batch.to(self.device, program.dtype))
@@ -221,7 +223,7 @@ class _Loop:
         before = self.scaler.get_scale()
         self.scaler.step(optimizer)
         self.scaler.update()
-        # after an overflow, the scale is halved and no optimizer was stepped
+        # a smaller scale means that gradients overflowed and no optimizer stepped
         self.steps += self.scaler.get_scale() >= before
 
     def add_gradients(self, batch: Tensor, zeroes: bool) -> None:
@@ -245,7 +247,9 @@ class _Loop:
             shift_gradients(self.network)
 
     def finish_gradients(self) -> None:
-        """Divide the sum of the window's gradients, then run the hooks of a step and clip."""
+        """Divide the sum of the gradients of the window (the batches of one optimizer step), then run the hooks before
+        a step and clip.
+        """
         program, optimizer = self.program, self.optimizers[0]
         parameters = [parameter for parameter in self.network.parameters() if parameter.grad is not None]
         divisor = 1.0
@@ -254,7 +258,7 @@ class _Loop:
         elif program.tolerance > 0:
             divisor = self.losses_in_window
         for parameter in parameters if divisor != 1 else ():
-            assert parameter.grad is not None  # parameters without a gradient were left out
+            assert parameter.grad is not None  # the list above has no parameters without a gradient
             parameter.grad /= divisor
         if "on_before_optimizer_step" in program.hooks:
             scale_gradients(optimizer)
@@ -267,7 +271,9 @@ class _Loop:
             torch.nn.utils.clip_grad_norm_(parameters, clip_val)
 
     def manual_batch(self, batch: Tensor) -> None:
-        """Step by hand, inside ``training_step``: with precision "64-true" new tensors are float64 there."""
+        """Do what ``training_step`` does in manual optimization, under the default dtype that it has there: with
+        precision "64-true", new tensors are float64.
+        """
         torch.set_default_dtype(self.program.dtype)
         try:
             self.step_by_hand(batch)
@@ -339,7 +345,7 @@ class _Loop:
 
 
 def scale_gradients(optimizer: Optimizer) -> None:
-    """Change the gradients like the programs' ``on_before_optimizer_step``."""
+    """Change the gradients as the ``on_before_optimizer_step`` of programs does."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
@@ -347,7 +353,7 @@ def scale_gradients(optimizer: Optimizer) -> None:
 
 
 def shift_gradients(network: nn.Module) -> None:
-    """Change the gradients like the programs' ``on_after_backward``."""
+    """Change the gradients as the ``on_after_backward`` of programs does."""
     for parameter in network.parameters():
         if parameter.grad is not None:
             parameter.grad += 0.001

@@ -1,4 +1,4 @@
-"""Random training programs, for a Trainer and a plain loop.
+"""Random training programs, which a Trainer and a plain loop can both run.
 
 A :class:`Program` is a frozen description: data, network, optimizers, schedulers, precision, limits, validation, and
 the behaviour of the user's code at given batches. Its methods build the parts with torch alone, so that the plain loop
@@ -43,7 +43,9 @@ _SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning-rate scheduler: torch's ``kind``, stepped every ``frequency`` steps or epochs (``interval``)."""
+    """A learning-rate scheduler of torch, named by ``kind``. It is stepped every ``frequency`` steps or epochs, as
+    ``interval`` says.
+    """
 
     kind: str
     interval: Literal["step", "epoch"]
@@ -51,7 +53,7 @@ class Schedule:
 
     @property
     def watches(self) -> bool:
-        """Whether it uses a monitored value."""
+        """Whether the scheduler uses a monitored value."""
         return self.kind == "plateau"
 
     def build(self, optimizer: Optimizer) -> Any:
@@ -69,7 +71,7 @@ class Program:
         source: "dataset" and "augmented" are map-style datasets in a DataLoader, the latter with draws from torch's
             generator for each sample; "iterable" is an IterableDataset without a length; "sized" is an object with a
             length that yields batches; "epilogue" runs code after its last batch.
-        own_generator: the DataLoader draws its order from its own generator.
+        own_generator: whether the DataLoader shuffles with a generator of its own.
         workers: the number of the DataLoader's workers. persistent: whether the workers stay from epoch to epoch.
         dropout, batch_norm: whether the network has such layers.
         optimizer: "sgd", "momentum", "adam", "adamw", "rmsprop" or "lbfgs".
@@ -81,7 +83,7 @@ class Program:
         val_samples: the number of validation samples; 0: no validation. Its batches have 3 samples.
         manual: manual optimization, with two optimizers, each stepped every ``manual_every`` batches.
         hooks: names of the hooks that the module overrides.
-        cut: ``(epoch, batch)`` at which ``on_train_batch_start`` returns -1.
+        cut: the ``(epoch, batch)`` at which ``on_train_batch_start`` returns -1, which ends the epoch.
         passed: the loaders are passed to ``fit``; otherwise the module's hooks return them.
     """
 
@@ -148,8 +150,8 @@ class Program:
     def tolerance(self) -> float:
         """The allowed relative difference of numbers; 0: bit-equal.
 
-        The order of roundings is not defined if weights, missing losses or an unknown number of batches make the
-        Trainer rescale accumulated gradients.
+        Numbers may differ by rounding if the Trainer must rescale accumulated gradients, because losses are weighted or
+        missing, or the number of batches is unknown.
         """
         rescales = self.accumulate > 1 and (not self.has_length or self.loss in ("sometimes_none", *_WEIGHTED))
         return 1e-9 if rescales else 0.0
@@ -160,8 +162,8 @@ class Program:
         random.seed(self.seed)
 
     def network(self) -> nn.Module:
-        """Build the network; its parameters are drawn from torch's generator. It maps (B, 4) to (B, 1)."""
-        # Before a batch norm, the gradient of a bias is only rounding noise, which Adam would amplify.
+        """Build the network; its parameters are drawn from torch's generator. The network maps (B, 4) to (B, 1)."""
+        # No bias before a batch norm, because its gradient would be only rounding noise, which Adam would amplify.
         layers: list[nn.Module] = [nn.Linear(FEATURES, 6, bias=not self.batch_norm)]
         if self.batch_norm:
             layers.append(nn.BatchNorm1d(6))
@@ -218,7 +220,9 @@ _PLAINEST = Program(0)
 
 
 def loss_of(network: nn.Module, batch: Tensor) -> Tensor:
-    """Return the mean squared error of ``network`` on ``batch``, (B, 5): four features and a target."""
+    """Return the mean squared error of ``network`` on ``batch``, of shape (B, 5): four features and a target per
+    row.
+    """
     difference = network(batch[:, :FEATURES]) - batch[:, FEATURES:]
     wide: Tensor = difference if difference.dtype is torch.float64 else difference.float()
     return wide.pow(2).mean()
@@ -243,7 +247,7 @@ class Rows(Dataset[Tensor]):
 
 
 class Stream(IterableDataset[Tensor]):
-    """Rows like those of :class:`Rows` without a length, with noise from its own generator."""
+    """The rows of :class:`Rows`, but without a length, and with noise from a generator of its own."""
 
     def __init__(self, data: Tensor) -> None:
         self.data = data
@@ -268,7 +272,9 @@ class Batches:
 
 
 class Epilogue(Batches):
-    """Batches, and code after the last one: it counts complete passes and draws a number for the next."""
+    """Batches. After the last one, code of the loader counts complete passes, and draws a number that shifts the next
+    pass.
+    """
 
     def __init__(self, batches: list[Tensor]) -> None:
         super().__init__(batches)
@@ -308,13 +314,13 @@ def random_program(seed: int, exactly_shared: bool = False) -> Program:
     if exactly_shared:
         source, precision = "dataset", "64-true"
     manual = chance(0.15)
-    # L-BFGS divides by differences of gradients, so another order of roundings may change its result.
+    # L-BFGS divides by differences of gradients, so a different order of roundings may change the result.
     lbfgs = not manual and not exactly_shared and precision != "16-mixed" and chance(0.08)
     loss: Loss = rng.choice(["tensor", "tensor", "mapping", "sometimes_none", "weighted", "weighted_tensor"])
     if manual or lbfgs or (exactly_shared and loss == "sometimes_none"):
         loss = "tensor"
     if loss in _WEIGHTED and precision.endswith("mixed"):
-        precision = "64-true"  # in 16 bits the order of roundings is visible
+        precision = "64-true"  # in 16 bits, a different order of roundings would change the result too much
     accumulate = 1 if manual or lbfgs else rng.choice([1, 1, 2, 3, 4])
     if accumulate > 1 and (loss in (*_WEIGHTED, "sometimes_none") or source == "iterable"):
         precision = "64-true"
@@ -332,7 +338,7 @@ def random_program(seed: int, exactly_shared: bool = False) -> Program:
     limit: int | float = rng.choice([1.0, 1.0, rng.randint(1, 8), 0.5 if has_length and batches > 1 else 1.0])
     per_epoch = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
     every, every_n_epoch = _random_interval(rng, per_epoch, has_length) if validates else (1.0, 1)
-    # A loader that fetches ahead has drawn one batch more when a hook ends its epoch early.
+    # Workers fetch batches ahead. So when a hook ends the epoch early, such a loader has drawn one batch more.
     cuts = has_length and workers == 0 and not exactly_shared and chance(0.08)
     return Program(
         seed=seed,
@@ -378,7 +384,8 @@ def _random_hooks(rng: random.Random, has_plain_steps: bool, accumulate: int, ex
     if not has_plain_steps:
         hooks &= {"on_train_epoch_start", "on_train_batch_end", "on_before_optimizer_step"}
     if accumulate > 1:
-        hooks -= {"on_after_backward"}  # this hook sees partial sums, whose scale is not defined
+        # this hook sees partial sums of gradients, and the Trainer may scale these as it likes
+        hooks -= {"on_after_backward"}
     if exactly_shared:
         hooks -= {"optimizer_step", "on_train_epoch_start", "on_train_batch_end"}
     return hooks

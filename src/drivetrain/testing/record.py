@@ -12,12 +12,12 @@ from drivetrain.testing._places import Place, Places, spelled
 
 @dataclass(frozen=True)
 class Event:
-    """The common fields of all records.
+    """The fields that all events have.
 
     Attributes:
         step: the number of earlier optimizer steps.
-        line: the line outside torch and drivetrain that caused it: ``"train.py:14 in training_step"``.
-        through: drivetrain's line that called torch, or "" if the program called torch directly.
+        line: the line outside torch and drivetrain that caused the event: ``"train.py:14 in training_step"``.
+        through: the line of drivetrain that called torch, or "" if the program called torch directly.
     """
 
     step: int
@@ -32,9 +32,9 @@ class Move(Event):
     Attributes:
         source, target: a device's number, or ``None`` for the host.
         bytes: the number of bytes.
-        blocking: whether the program had to wait for it; always false between two devices.
-        pinned: whether it was copied from pinned memory of the host. On hardware, a copy from other memory of the host
-            waits until the host has copied it into such memory, also with ``non_blocking``.
+        blocking: whether the program had to wait for the copy; always false between two devices.
+        pinned: whether the tensor was copied from pinned memory of the host. On real hardware, a copy from memory that
+            is not pinned waits, even with ``non_blocking``, until the host has copied the tensor into pinned memory.
     """
 
     source: Place

@@ -1,4 +1,4 @@
-"""Test suite for strategies.
+"""A test suite for your own strategy.
 
 In a test file::
 
@@ -63,7 +63,7 @@ _IN_A_STEP = {"training_step", "backward", "pre_backward", "post_backward", "zer
 
 
 def runs_on_every_rank(suite: type) -> type:
-    """Class decorator: make each test of a suite run on every rank; each gets a folder."""
+    """Class decorator: make each test of a suite run on every rank; each test gets an empty folder."""
     for name, row in list(vars(suite).items()):
         if name.startswith("test_"):
             setattr(suite, name, needs_every_rank(row))
@@ -87,13 +87,14 @@ class StrategyConformance:
 
     Attributes:
         strategy: creates the strategy to test: its class, or a function without arguments.
-        devices: the number of processes; each sees its own part of the data.
+        devices: the number of processes; each process trains on its own part of the data.
         replicas: the number of devices per process, for a strategy with ``drives_all_devices``.
         accelerator: the Trainer's argument.
         precision: the Trainer's argument; "32-true" for devices without float64.
         tolerance: the allowed relative and absolute difference from a plain loop on the host.
-        resumes_bit_by_bit: whether a resumed run is bit-equal to an uninterrupted one; a compiler that compiles a step
-            in other parts may round differently. If it is False, ``tolerance`` is the limit.
+        resumes_bit_by_bit: whether a resumed run must equal an uninterrupted run bit for bit. If it is False, for
+            example because a compiler rounds differently when it compiles a step in other parts, ``tolerance`` is the
+            limit.
     """
 
     strategy: ClassVar[Callable[[], Strategy]]
@@ -125,7 +126,7 @@ class StrategyConformance:
     def trainer(self, strategy: Strategy | None = None, **arguments: Any) -> Trainer:
         """Return a Trainer without output, with the strategy and two epochs."""
         strategy = strategy or self.make()
-        # A process with several devices counts as one machine.
+        # For a strategy that drives all devices from one process, each process counts as one machine.
         devices, nodes = (self.replicas, self.devices) if strategy.facts.drives_all_devices else (self.devices, 1)
         usual: dict[str, Any] = {
             "strategy": strategy, "accelerator": self.accelerator, "devices": devices, "num_nodes": nodes,
@@ -134,7 +135,7 @@ class StrategyConformance:
         return Trainer(**{**usual, **arguments})
 
     def loader(self, batches: int = BATCHES) -> Any:
-        """Return the data of ``batches`` global batches; each rank's batch is its part of one."""
+        """Return a loader of ``batches`` batches, each of which is this rank's part of a global batch."""
         return DataLoader(data(batches), batch_size=GLOBAL_BATCH // self.devices)
 
     def fit(self, module: Small, trainer: Trainer | None = None, **arguments: Any) -> dict[str, Any]:
@@ -158,7 +159,7 @@ class StrategyConformance:
         return Small(kind).to(torch.float64 if self.precision == "64-true" else torch.float32)
 
     def near(self, one: Any, other: Any) -> None:
-        """Compare numbers, within the tolerance."""
+        """Check that two numbers or tensors are equal within ``tolerance``."""
         torch.testing.assert_close(one, other, rtol=self.tolerance, atol=self.tolerance, check_dtype=False)
 
     def compare(self, found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -174,7 +175,7 @@ class StrategyConformance:
         self.compare(self.fit(Small()), self.plain_loop())
 
     def test_it_accumulates(self, folder: Path) -> None:
-        """A window's gradient is the mean over its batches, also for the smaller last window of an epoch."""
+        """The gradient of an optimizer step is the mean over its batches, also if an epoch's last step has fewer."""
         self.compare(self.fit(Small(), accumulate_grad_batches=4), self.plain_loop(accumulate=4))
 
     def test_it_weighs_losses(self, folder: Path) -> None:
@@ -183,10 +184,11 @@ class StrategyConformance:
         self.compare(found, self.plain_loop(accumulate=4, kind="weighted"))
 
     def test_the_length_of_a_window_does_not_matter(self, folder: Path) -> None:
-        """With weighted losses, a window of two batches has the gradient of one that contains each of them twice.
+        """With weighted losses, the gradient of a step over two batches is that of a step over each of them twice.
 
-        That fails if a residual of earlier windows has no fixed unit.
-        ``tolerance`` does not apply, because what a lossy exchange rounds differs by a factor of 2.
+        This fails if a strategy keeps a residual of earlier windows whose unit depends on the window's length.
+        ``tolerance`` is not used, because a lossy exchange rounds the two gradients alike, up to the exact factor of 2
+        between them.
         """
         gradients = []
         for order in ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 4, 5, 5]):
@@ -198,7 +200,7 @@ class StrategyConformance:
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
     def test_all_ranks_start_with_the_weights_of_rank_0(self, folder: Path) -> None:
-        """A module whose weights differ between the processes trains like that of rank 0."""
+        """If the initial weights of the module differ between processes, all ranks train from those of rank 0."""
         module = Small()
         if self.trainer().global_rank:
             with torch.no_grad():
@@ -214,15 +216,16 @@ class StrategyConformance:
             self.compare(found, self.plain_loop(accumulate=4, clip=(algorithm, limit)))
 
     def test_the_optimizer_steps_the_gradients_that_hooks_see(self, folder: Path) -> None:
-        """In ``on_before_optimizer_step`` all ranks have the same gradient; after clipping the optimizer steps with it.
+        """In ``on_before_optimizer_step`` all ranks have the same gradient, and the optimizer steps with this gradient
+        after it is clipped.
 
-        ``tolerance`` does not apply, because a lossy exchange has rounded before this hook.
+        ``tolerance`` is not used, because a lossy exchange has already rounded the gradients that this hook sees.
         """
         trainer = self.trainer(accumulate_grad_batches=4, gradient_clip_val=0.05)
         self.check_stepped(self.fit(Small(), trainer), trainer.strategy)
 
     def check_stepped(self, found: dict[str, Any], strategy: Strategy) -> None:
-        """Compare gradients between ranks, and weights with those from stepping these gradients, clipped to 0.05."""
+        """Compare gradients between ranks, and the weights with those after steps of these, clipped to 0.05."""
         for gradients in strategy.world.gather_objects(found["gradients"]):
             torch.testing.assert_close(gradients, found["gradients"], msg=lambda text: f"{_LATE} {text}")
         expected = stepped(self.plain_module(), found["gradients"], ("norm", 0.05))
@@ -238,11 +241,11 @@ class StrategyConformance:
         assert "automatic_optimization" in refused, f"manual optimization is refused without its name: {refused}"
 
     def test_a_verb_that_only_calls_super_changes_nothing(self, folder: Path) -> None:
-        """Overriding any method of a step, or all of them, to call ``super()`` does not change the numbers."""
+        """Overriding a method of the strategy's step, or all of them, only to call ``super()`` changes no number."""
         arguments: dict[str, Any] = {"max_epochs": 1, "limit_train_batches": 4, "limit_val_batches": 0}
         arguments |= {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}
         expected = self.fit(Small("weighted"), self.trainer(**arguments))
-        limit = min(self.tolerance, 1e-4)  # a lossy strategy, too, loses the same in both
+        limit = min(self.tolerance, 1e-4)  # small even for a lossy strategy, because it rounds alike in both
         for verbs in (_VERBS, *([verb] for verb in _VERBS)):
             called: set[str] = set()
             strategy = passing_on(self.make(), verbs, called)
@@ -256,7 +259,7 @@ class StrategyConformance:
                 assert called >= _IN_A_STEP, f"overridden and not called: {', '.join(sorted(_IN_A_STEP - called))}"
 
     def test_hooks_inside_a_step_are_called_or_refused(self, folder: Path) -> None:
-        """An overridden hook of the module is called, or set-up raises an error because the strategy owns its step."""
+        """A hook inside the step that a module overrides is called, or the set-up refuses it with an error."""
         for hook in sorted(HOOKS_IN_A_STEP):
             module, refused = hooked(hook), ""
             try:
@@ -296,7 +299,7 @@ class StrategyConformance:
         return plain
 
     def test_it_trains_a_module_that_it_has_evaluated(self, folder: Path) -> None:
-        """``allows_inference_mode`` is correct: a module can be trained after an evaluation."""
+        """Validation is in inference mode if ``allows_inference_mode`` is True, and training after it works."""
         module, trainer = Small(), self.trainer()
         trainer.validate(module, self.loader(2), verbose=False)
         same(module.inference, {trainer.strategy.facts.allows_inference_mode}, "inference mode during validation")
@@ -305,7 +308,7 @@ class StrategyConformance:
     # ---- saving and resuming -------------------------------------------------------------------------------------
 
     def test_it_resumes_exactly(self, folder: Path) -> None:
-        """A run resumed from an epoch's end, its middle, or an open window equals an uninterrupted one."""
+        """A run resumed at or inside an epoch, or between the batches of one step, equals an uninterrupted run."""
         for at, accumulate in ((6, 1), (9, 1), (9, 4)):
             file = folder / f"{at}-{accumulate}.ckpt"
             arguments: dict[str, Any] = {"accumulate_grad_batches": accumulate}
@@ -322,7 +325,7 @@ class StrategyConformance:
             torch.testing.assert_close(resumed[part], uninterrupted[part], rtol=limit, atol=limit)
 
     def test_its_files_are_those_of_a_plain_module(self, folder: Path) -> None:
-        """A checkpoint contains complete tensors under the module's own names, and a plain module loads it."""
+        """A checkpoint contains complete tensors under the module's own names, and a plain module can load it."""
         module, trainer = Small(), self.trainer(max_epochs=1)
         found = self.fit(module, trainer)
         trainer.save_checkpoint(folder / "one.ckpt")
@@ -337,7 +340,7 @@ class StrategyConformance:
     # ---- a user's loop -------------------------------------------------------------------------------------------
 
     def fit_by_engine(self, saves: Path | None = None, resumes: Path | None = None) -> tuple[dict[str, Any], Strategy]:
-        """Train in a loop with an Engine: one epoch before it saves, and one after. Windows have two batches."""
+        """Train in an Engine's loop, a step for every two batches: one epoch, a save, and another epoch."""
         strategy = self.make()
         plan = self.trainer(strategy).plan
         engine = Engine(plan=plan)
@@ -362,13 +365,13 @@ class StrategyConformance:
         return {**found, "gradients": module.gradients, "steps": len(module.gradients)}, strategy
 
     def test_an_engine_trains_like_the_plain_loop(self, folder: Path) -> None:
-        """Accumulated gradients are exchanged, visible to the loop, clipped and used for the step, as in a Trainer."""
+        """In an Engine's loop, accumulated gradients are exchanged, visible, clipped and used as in a Trainer."""
         found, strategy = self.fit_by_engine()
         self.compare(found, self.plain_loop(accumulate=2, clip=("norm", 0.05)))
         self.check_stepped(found, strategy)
 
     def test_an_engine_resumes_exactly(self, folder: Path) -> None:
-        """Files of ``Engine.save`` contain the strategy's state of each rank."""
+        """A loop that resumes from a file of ``Engine.save`` equals an uninterrupted loop."""
         uninterrupted, _ = self.fit_by_engine(saves=folder / "engine.ckpt")
         resumed, _ = self.fit_by_engine(resumes=folder / "engine.ckpt")
         self.check_resumed(resumed, uninterrupted, BATCHES)
@@ -376,7 +379,7 @@ class StrategyConformance:
     # ---- ranks ---------------------------------------------------------------------------------------------------
 
     def test_it_knows_its_ranks(self, folder: Path) -> None:
-        """Ranks and sizes match the job, and ``is_distributed`` is declared."""
+        """Ranks and sizes are those of the job, and the strategy declares ``is_distributed``."""
         trainer = self.trainer()
         trainer.validate(Small(), self.loader(2), verbose=False)
         strategy = trainer.strategy
@@ -393,7 +396,7 @@ class StrategyConformance:
             check_group(group)
 
     def test_ranks_exchange_values(self, folder: Path) -> None:
-        """Collectives return the right values, on every rank; with one process they return their inputs."""
+        """Collectives return the right values on every rank, and with one process they return their inputs."""
         trainer = self.trainer()
         trainer.validate(Small(), self.loader(2), verbose=False)
         strategy, size = trainer.strategy, self.devices
@@ -416,7 +419,7 @@ class StrategyConformance:
     # ---- life ----------------------------------------------------------------------------------------------------
 
     def test_a_run_gives_the_module_back(self, folder: Path) -> None:
-        """After a run the module is on the host and usable, on every rank, and can be trained again."""
+        """After a run, on every rank, the module is on the host, can be used, and can be trained again."""
         module, trainer = Small(), self.trainer(max_epochs=1)
         self.fit(module, trainer)
         same({parameter.device.type for parameter in module.parameters()}, {HOST.type}, "device after the run")
@@ -428,13 +431,13 @@ class StrategyConformance:
         same(len(module.losses), 2 * BATCHES * self.replicas, "batches of both runs")
 
     def test_it_can_be_torn_down_at_any_time(self, folder: Path) -> None:
-        """``teardown`` works before anything is set up, and twice."""
+        """``teardown`` works before anything is set up, and when it is called twice."""
         strategy = self.trainer().strategy
         strategy.teardown()
         strategy.teardown()
 
     def test_an_error_in_a_step_is_what_the_caller_sees(self, folder: Path) -> None:
-        """An exception in a step reaches the caller, the strategy's hook is called, and another run works."""
+        """An exception in a step reaches fit's caller, the strategy's hook is called, and the next run works."""
         heard: list[BaseException] = []
         strategy = self.make()
         strategy.on_exception = heard.append  # type: ignore[assignment]
@@ -444,7 +447,7 @@ class StrategyConformance:
         self.compare(self.fit(Small()), self.plain_loop())
 
     def test_a_copy_of_it_trains(self, folder: Path) -> None:
-        """The strategy can be pickled for a started process, also after training; the copy trains like the original."""
+        """The strategy can be pickled for a new process, also after training; its copy trains as the original."""
         strategy = self.make()
         fresh = pickle.loads(pickle.dumps(strategy))
         same(type(fresh), type(strategy), "class of the copy")
@@ -455,14 +458,14 @@ class StrategyConformance:
 
 
 def everyones_mean(strategy: Strategy, losses: list[Tensor], replicas: int = 1) -> Tensor:
-    """Return the mean of each loss over ranks and replicas, whose parts of a global batch are equal."""
+    """Return the mean of each loss over ranks and replicas, which all have equally large parts of a global batch."""
     here = torch.stack([loss.cpu() for loss in losses]) if losses else torch.zeros(0)
     here = here.reshape(-1, replicas).mean(1)
     return torch.stack(strategy.world.gather_objects(here)).mean(0)
 
 
 def passing_on(strategy: Strategy, verbs: list[str], called: set[str]) -> Strategy:
-    """Return ``strategy`` with a subclass whose ``verbs`` record their calls and return super's result."""
+    """Change the class of ``strategy`` to a subclass whose methods ``verbs`` record each call and call ``super()``."""
     own = type(strategy)
 
     def override(name: str) -> Any:

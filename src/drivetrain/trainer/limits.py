@@ -9,27 +9,19 @@ from typing import Any
 from drivetrain.base.registry import load
 from drivetrain.errors import ConfigurationError, shown
 from drivetrain.loops.progress import Progress
-from drivetrain.loops.run import ENDLESS, Limits, Run
+from drivetrain.loops.run import ARGUMENTS, ENDLESS, Limits, Run
 from drivetrain.settings import Settings, check, val_interval_of
 
 
-def _limit(
-    name: str,
-    doc: str,
-    field: str = "",
-    kept: Callable[[Any], Any] | None = None,
-    read_as: Callable[[Any], Any] | None = None,
-) -> Any:  # a property; the class body that calls this declares its type
+def _limit(name: str, doc: str, read_as: Callable[[Any], Any] | None = None) -> Any:
     """Return the property ``name`` of a :class:`LimitsView`, stored in a field of its ``Limits``.
 
     Args:
         name: the name of the property and of the Trainer's argument; a write follows the argument's rules.
         doc: its docstring.
-        field: the name of the field, if it differs.
-        kept: converts a written value to the field's value; by default they are equal.
         read_as: converts the field's value to the property's; by default they are equal.
     """
-    field = field or name
+    field, kept = ARGUMENTS[name]
 
     def read(view: LimitsView) -> Any:
         limit = getattr(view.limits, field)
@@ -37,7 +29,7 @@ def _limit(
 
     def write(view: LimitsView, value: Any) -> None:
         check(name, value)
-        setattr(view.limits, field, value if kept is None else kept(value))
+        setattr(view.limits, field, kept(value))
         view._touch()
 
     return property(read, write, doc=doc)
@@ -58,22 +50,13 @@ def _argument(name: str, doc: str) -> Any:
     return property(read, write, doc=doc)
 
 
-def _endless(value: int | None) -> float:
-    return ENDLESS if value is None or value == -1 else value
-
-
 def _minus_one(limit: float) -> int:
     return -1 if limit == ENDLESS else int(limit)
 
 
-def _or(default: Any) -> Callable[[Any], Any]:
-    return lambda value: default if value is None else value
-
-
 def _batches(stage: str, part: str) -> Any:
     """Return the property ``limit_<stage>_batches``, which limits the batches of ``part``."""
-    doc = f"Batches of {part}: a count (int) or a fraction (float)."
-    return _limit(f"limit_{stage}_batches", doc, f"{stage}_batches", _or(1.0))
+    return _limit(f"limit_{stage}_batches", f"Batches of {part}: a count (int) or a fraction (float).")
 
 
 class LimitsView:
@@ -90,18 +73,13 @@ class LimitsView:
     _run_parts: Run | None
     _profiler: Any
 
-    max_epochs: int | None = _limit("max_epochs", "Epochs at most; -1: no limit.", kept=_endless, read_as=_minus_one)
-    min_epochs: int | None = _limit("min_epochs", "Epochs at least.", kept=_or(0))
-    max_steps: int = _limit("max_steps", "Optimizer steps at most; -1: no limit.", kept=_endless, read_as=_minus_one)
+    max_epochs: int | None = _limit("max_epochs", "Epochs at most; -1: no limit.", _minus_one)
+    min_epochs: int | None = _limit("min_epochs", "Epochs at least.")
+    max_steps: int = _limit("max_steps", "Optimizer steps at most; -1: no limit.", _minus_one)
     min_steps: int | None = _limit(
-        "min_steps",
-        "Optimizer steps at least; ``None``: no such limit.",
-        kept=_or(0),
-        read_as=lambda limit: limit or None,
+        "min_steps", "Optimizer steps at least; ``None``: no such limit.", lambda limit: limit or None
     )
-    log_every_n_steps: int = _limit(
-        "log_every_n_steps", "Optimizer steps from one flush of logged values to the next.", kept=_or(50)
-    )
+    log_every_n_steps: int = _limit("log_every_n_steps", "Optimizer steps from one flush of logged values to the next.")
     check_val_every_n_epoch: int | None = _limit(
         "check_val_every_n_epoch", "Validation runs in every n-th epoch; ``None``: batches are counted across epochs."
     )
@@ -111,13 +89,12 @@ class LimitsView:
     limit_predict_batches: int | float = _batches("predict", "each prediction loader")
     reload_dataloaders_every_n_epochs: int = _limit(
         "reload_dataloaders_every_n_epochs",
-        "Loaders that a hook returns are built again every so many epochs; 0: never.", "reload_every",
-    )  # fmt: skip
+        "Loaders that a hook returns are built again every so many epochs; 0: never.",
+    )
 
     num_sanity_val_steps: float = _limit(
-        "num_sanity_val_steps", "Validation batches of the sanity check; ``inf``: all.", "sanity_batches",
-        lambda value: 2 if value is None else _endless(value),
-    )  # fmt: skip
+        "num_sanity_val_steps", "Validation batches of the sanity check; ``inf``: all."
+    )
 
     barebones: bool = _argument("barebones", "Whether everything is off that costs time beyond the step.")
     enable_autolog_hparams: bool = _argument("enable_autolog_hparams", "Whether hyperparameters are logged.")

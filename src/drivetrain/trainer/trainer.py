@@ -95,12 +95,6 @@ def translated(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return dict(arguments)
 
 
-def _check_unknown(fn: TrainerFn, unknown: Mapping[str, Any]) -> None:
-    """Raise a helpful error for an argument that the entry point of ``fn`` does not have."""
-    if unknown:
-        raise overlooked.unknown_of(fn, unknown, list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:])
-
-
 @documents_arguments
 class Trainer(TrainerView):
     """Trains, validates and tests a LightningModule, and predicts with it.
@@ -231,9 +225,8 @@ class Trainer(TrainerView):
             SystemExit: after everything is saved and cleaned up: with code 130 after Ctrl-C, with code 143 after
                 SIGTERM (as a SIGTERMException); in a notebook, Ctrl-C raises KeyboardInterrupt instead.
         """
-        _check_unknown(TrainerFn.FITTING, unknown)
         passed = {"fit": train_dataloaders, "validate": val_dataloaders}
-        self.run_job(self._job(TrainerFn.FITTING, model, passed, datamodule, ckpt_path, weights_only))
+        self.run_job(self._job(TrainerFn.FITTING, model, passed, datamodule, ckpt_path, weights_only, unknown))
 
         last.finished_fits += 1
 
@@ -261,8 +254,8 @@ class Trainer(TrainerView):
         Returns:
             One dictionary of metrics per loader.
         """
-        _check_unknown(TrainerFn.VALIDATING, unknown)
-        job = self._evaluation(TrainerFn.VALIDATING, model, dataloaders, datamodule, ckpt_path, weights_only)
+        passed = {"validate": dataloaders}
+        job = self._job(TrainerFn.VALIDATING, model, passed, datamodule, ckpt_path, weights_only, unknown)
         return self._run_and_show(job, verbose)
 
     @accepts_no_more
@@ -277,8 +270,8 @@ class Trainer(TrainerView):
         **unknown: Unpack[NoMore],
     ) -> list[dict[str, float]]:
         """Run one pass over the test loaders, with the arguments of :meth:`validate`."""
-        _check_unknown(TrainerFn.TESTING, unknown)
-        job = self._evaluation(TrainerFn.TESTING, model, dataloaders, datamodule, ckpt_path, weights_only)
+        passed = {"test": dataloaders}
+        job = self._job(TrainerFn.TESTING, model, passed, datamodule, ckpt_path, weights_only, unknown)
         return self._run_and_show(job, verbose)
 
     @accepts_no_more
@@ -305,8 +298,8 @@ class Trainer(TrainerView):
             One output per batch; with several loaders, a list of outputs for each. Empty with
             ``return_predictions=False``.
         """
-        _check_unknown(TrainerFn.PREDICTING, unknown)
-        job = self._evaluation(TrainerFn.PREDICTING, model, dataloaders, datamodule, ckpt_path, weights_only)
+        passed = {"predict": dataloaders}
+        job = self._job(TrainerFn.PREDICTING, model, passed, datamodule, ckpt_path, weights_only, unknown)
         self.predictions = Predictions(keeps=return_predictions is not False)
         return self.run_job(job)
 
@@ -361,27 +354,6 @@ class Trainer(TrainerView):
             load("drivetrain.trainer.telling:show")(self, job.fn.value, results)
         return results
 
-    def _evaluation(
-        self,
-        fn: TrainerFn,
-        model: LightningModule | None,
-        dataloaders: Any,
-        datamodule: LightningDataModule | None,
-        ckpt_path: str | Path | None,
-        weights_only: bool | None,
-    ) -> jobs.Job:
-        """Return the job of an evaluation; without a ``model``, that of the last run with its best checkpoint."""
-        if model is None:
-            model = self.lightning_module
-            if model is None:
-                raise WrongTypeError(
-                    f"trainer.{fn.value}() has no model, and none was run before. Write trainer.{fn.value}(model)."
-                )
-            best: str = getattr(self.checkpoint_callback, "best_model_path", "")
-            if ckpt_path is None and self._set_ckpt_path is None and best:
-                ckpt_path = "best"
-        return self._job(fn, model, {fn.value: dataloaders}, datamodule, ckpt_path, weights_only)
-
     def _passed_or_set(self, fn: TrainerFn, ckpt_path: str | Path | None) -> str | Path | None:
         """Return ``ckpt_path``, or the value that was set as ``trainer.ckpt_path``."""
         if ckpt_path is not None and self._set_ckpt_path is not None:
@@ -395,13 +367,28 @@ class Trainer(TrainerView):
     def _job(
         self,
         fn: TrainerFn,
-        model: LightningModule,
+        model: LightningModule | None,
         passed: dict[str, Any],
         datamodule: LightningDataModule | None,
         ckpt_path: str | Path | None,
         weights_only: bool | None,
+        unknown: Mapping[str, Any],
     ) -> jobs.Job:
-        """Check the arguments of an entry point and return the job; nothing is built."""
+        """Check the arguments of an entry point and return the job; nothing is built.
+
+        Without a ``model``, an evaluation uses that of the last run, with its best checkpoint.
+        """
+        if unknown:
+            raise overlooked.unknown_of(fn, unknown, list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:])
+        if model is None and fn is not TrainerFn.FITTING:
+            model = self.lightning_module
+            if model is None:
+                raise WrongTypeError(
+                    f"trainer.{fn.value}() has no model, and none was run before. Write trainer.{fn.value}(model)."
+                )
+            best: str = getattr(self.checkpoint_callback, "best_model_path", "")
+            if ckpt_path is None and self._set_ckpt_path is None and best:
+                ckpt_path = "best"
         model = compiled_in_place(model)
         ckpt_path = self._passed_or_set(fn, ckpt_path)
         first = next(iter(passed))

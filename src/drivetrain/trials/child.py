@@ -31,14 +31,15 @@ from drivetrain.tuner.lr_finder import LearningRateFinder
 
 PROG = "drivetrain advise"
 LEFT_OUT = (Checkpoint, GoodputMonitor, ModelSummary, ProgressBar, Timer, BatchSizeFinder, LearningRateFinder)
-"""Callbacks that a trial leaves out: they write files or to the terminal, limit the time, or train by themselves."""
+"""Callbacks that a trial leaves out, because they write to files or to the terminal, limit the time, or start training
+of their own."""
 
 _LEAST_STEPS = 20
-_LEAST_S = 1.0  # steps that take less time in all measure the load of the machine, not the change
+_LEAST_S = 1.0  # with less measured time in all, the machine's load would decide the result, not the change
 
 
 class NoLogger(DummyLogger):
-    """Replaces the program's loggers: writes nothing, and has the trial's folder."""
+    """Replaces the program's loggers. It writes nothing; its folder is the trial's."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -49,16 +50,16 @@ class NoLogger(DummyLogger):
 
 
 class Trial(Callback):
-    """Measures the first fit of this process, with one cure, and ends the process.
+    """Measures the first fit of this process, with one cure applied, and ends the process.
 
     Args:
         result: the file to which the result is written.
         folder: an empty folder, in place of the Trainer's ``default_root_dir``.
-        steps: how many optimizer steps are measured. ``None``: 20, and with ``looks`` the result has the number that
-            takes a second.
-        warmup: how many steps come before them.
+        steps: how many optimizer steps are measured. ``None``: 20; with ``looks``, the result then names the number of
+            steps that takes a second.
+        warmup: how many unmeasured steps come before the measured ones.
         cure: the attributes of a :class:`drivetrain.trials.cures.Cure`; ``None``: the program as it is.
-        looks: add the cures for this program to the result, and the number of steps for further trials.
+        looks: add to the result the cures that apply to this program, and the number of steps for further trials.
     """
 
     position = "last"
@@ -69,13 +70,13 @@ class Trial(Callback):
     ) -> None:  # fmt: skip
         self._result, self._folder, self._cure, self._looks = result, folder, cure, looks
         self._steps, self._warmup, self._is_timed = steps or _LEAST_STEPS, warmup, steps is None
-        self._window = 1  # batches of an optimizer step in the program
+        self._window = 1  # how many batches the program accumulates for an optimizer step
         self._given: Any = None  # the training data as the program passes it
         self._batches = self._samples = 0
         self._began = 0.0
 
     def install(self) -> None:
-        """Change drivetrain, in this process, so that the next fit is a trial."""
+        """Patch drivetrain, in this process, so that the next fit is a trial."""
         trainers, loaders = cast("Any", Trainer), cast("Any", Loaders)
         make_job, unshared = trainers._job, loaders.unshared
 
@@ -91,7 +92,7 @@ class Trial(Callback):
             if stage != "fit":
                 return made
             self._given = made
-            batches = (self._warmup + self._steps) * self._window + 1  # one is fetched ahead
+            batches = (self._warmup + self._steps) * self._window + 1  # 1: the loop fetches one batch ahead
             return made if self._cure is None else changed(made, self._cure, batches)
 
         trainers._job, loaders.unshared = job, loaders_of
@@ -104,7 +105,7 @@ class Trial(Callback):
     def _end(self, **found: Any) -> None:
         self.write(**found)
         sys.stdout.flush()
-        os._exit(0)  # neither the program's code after its fit nor its exit handlers belong to the trial
+        os._exit(0)  # os._exit, so that neither the program's code after its fit nor its exit handlers run
 
     def _prepare(self, trainer: Any) -> None:
         """Refuse a fit that cannot be measured; limit its validations, and apply the cure's settings."""
@@ -139,7 +140,7 @@ class Trial(Callback):
             self._finish(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """End with fewer steps, if the program's own limits end its fit earlier."""
+        """End the trial with fewer steps, because the program's own limits have ended the fit."""
         if not self._began or not self._samples:
             self._end(
                 refused=f"The program's fit ends after {trainer.global_step} optimizer steps, and the first "
@@ -161,7 +162,7 @@ class Trial(Callback):
 
 
 def leave_no_trace(trainer: Any, model: Any, folder: str, **settings: Any) -> None:
-    """Switch off what writes files or to the terminal, or takes time beside training.
+    """Switch off what writes to files or to the terminal, and what takes time besides training.
 
     Args:
         trainer: the Trainer before its run.
@@ -196,7 +197,8 @@ def main() -> int:
 def _cause(error: Exception) -> str:
     """Return an exception as one line."""
     lines = str(error).strip().splitlines() or [""]
-    if lines[0].startswith("Caught "):  # in a worker of a loader, with the worker's traceback
+    # torch's message about an error in a loader's worker, with the worker's traceback
+    if lines[0].startswith("Caught "):
         return f"{lines[-1]} (in a worker)"
     return f"{type(error).__name__}: {lines[0]}"
 

@@ -51,8 +51,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain advise"
         prog: the command's name in messages.
 
     Returns:
-        0: measured, whether something helps or not. 1: the program fails, or cannot be measured. 130: interrupted;
-        what was measured is printed. Wrong usage ends in ``SystemExit(2)``.
+        0: the program was measured, whether a change helps or not. 1: the program fails, or cannot be measured. 130:
+        interrupted; what was measured is printed. Wrong usage ends in ``SystemExit(2)``.
     """
     made = parser(prog)
     given = made.parse_args(arguments)

@@ -1,4 +1,6 @@
-"""Cures, changes that may make a fit faster: which apply to a program, what to write, and how a trial applies them."""
+"""Cures, which are changes that may make a fit faster: find those that apply to a program, say what to write, and apply
+them in a trial.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from drivetrain.strategies.fsdp_blocks import find_blocks
 from drivetrain.trials import NAMES
 
 _WORKERS = (0, 1, 2, 4)
-_COMPARED = 4  # samples that are fetched twice, to see whether they are the same each time
+_COMPARED = 4  # how many samples are fetched twice, to see whether a sample is the same each time
 _MOST_MEMORY = 0.5  # the part of the free memory that a data set of tensors may take
 _IN_USE = "it is in use already"
 
@@ -38,14 +40,15 @@ class Cure:
     """One change of a program.
 
     Attributes:
-        name: one of :data:`~drivetrain.trials.NAMES`, with the value if there are several, as in ``num_workers=4``.
+        name: one of :data:`~drivetrain.trials.NAMES`, with the value if several values are tried, as in
+            ``num_workers=4``.
         write: what to write in the program.
         loader: attributes of the training loader that it changes.
         settings: arguments of the Trainer that it changes.
-        factor: the factor of the batch size; the batches of a window are divided by it.
+        factor: the batch size is multiplied, and the number of batches of an optimizer step divided, by it.
         holds: whether the data set is held in memory as tensors.
         why_not: why it is not tried; "" if it is.
-        note: what it costs or changes, beyond the time.
+        note: what the cure costs or changes, besides the time.
     """
 
     name: str
@@ -117,10 +120,10 @@ def _tensors(loader: DataLoader[Any]) -> Cure:
 
 
 def _as_dataset(held: Any) -> Any:
-    """Return a data set of torch's over the result of ``default_collate``.
+    """Return one of torch's data sets, over the tensors that ``default_collate`` has returned.
 
     Raises:
-        TypeError: it does not consist of tensors.
+        TypeError: the result does not consist of tensors.
     """
     if isinstance(held, Tensor):
         return held

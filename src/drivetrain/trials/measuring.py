@@ -1,4 +1,6 @@
-"""Run the trials of a program, in each round without a change and with each, and judge what makes it faster."""
+"""Run trials of a program, in each round once unchanged and once with each cure, and judge which cures make it
+faster.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ from drivetrain.errors import number_of
 from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end
 from drivetrain.trials import VARIABLE
 
-WARMUP = 4  # unmeasured steps at the start: up to four workers deliver their first batches at the same time
+WARMUP = 4  # unmeasured steps at the start, because up to four workers deliver their first batches at the same time
 LEAST_GAIN = 1.05  # a smaller gain is not worth a changed program
-_LONGER = 10.0  # a trial may take this many times as long as the first one, which compiles nothing, and
-_GRACE_S = 120.0  # this many seconds more
+# the time limit of a trial is the time of the first trial, which compiles nothing, times this factor, plus
+_LONGER = 10.0
+_GRACE_S = 120.0  # so many seconds
 
 
 @dataclass
@@ -28,9 +31,10 @@ class Judgement:
     """How a cure changes the speed.
 
     Attributes:
-        ratio: the median over the rounds of its speed, divided by the unchanged program's speed in the same round.
+        ratio: the median of the rounds' ratios. A round's ratio is the speed with the cure, divided by the unchanged
+            program's speed in this round.
         low, high: the smallest and the largest of these ratios.
-        helps: whether all ratios are larger than the unchanged program's own variation.
+        helps: whether all ratios are larger than that of the unchanged program's fastest and slowest round.
     """
 
     ratio: float
@@ -42,7 +46,7 @@ class Judgement:
 def judge(unchanged: Sequence[float], changed: Sequence[float]) -> Judgement:
     """Compare the samples per second of each round without and with a cure."""
     ratios = [new / old for new, old in zip(changed, unchanged, strict=True)]
-    is_measured = len(ratios) > 1  # with a single round, the spread is unknown
+    is_measured = len(ratios) > 1  # a single round tells nothing about the variation
     spread = max(unchanged) / min(unchanged)
     return Judgement(
         statistics.median(ratios), min(ratios), max(ratios), is_measured and min(ratios) > max(spread, LEAST_GAIN)
@@ -95,7 +99,7 @@ class Trials:
     Args:
         command: the words after ``python``.
         folder: an empty folder for everything that the trials write.
-        steps: how many optimizer steps each trial measures; ``None``: 20, or more if these take less than a second.
+        steps: how many optimizer steps each trial measures; ``None``: 20, or more if 20 steps take less than a second.
         limit_s: seconds for the first trial.
         say: called with a line of text about each trial.
     """
@@ -107,7 +111,7 @@ class Trials:
         self._limit_s, self._say, self._count = limit_s, say, 0
 
     def run(self, result: Result, rounds: int, only: Sequence[str] = ()) -> None:
-        """Fill in ``result``; after a KeyboardInterrupt, it has the measurements so far.
+        """Fill in ``result``; after a KeyboardInterrupt, ``result`` has the measurements so far.
 
         Raises:
             CannotTryError: the unchanged program fails, it has no fit that could be measured, a name in ``only`` is
@@ -167,7 +171,8 @@ class Trials:
             "result": str(result), "folder": str(folder), "steps": self._steps, "warmup": WARMUP, "cure": cure,
             "looks": looks,
         }  # fmt: skip
-        # Caches of compilers and sockets of workers are in the folder too; modules leave no new __pycache__.
+        # With these variables, caches of compilers and sockets of workers are put into the folder, too, and imports
+        # leave no new __pycache__.
         variables = {VARIABLE: json.dumps(asked), "TMPDIR": str(self._folder), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, *words_to_call("drivetrain.trials.child"), *self._command]
         code = run_to_end(command, Path.cwd(), variables, log, self._limit_s)
@@ -182,7 +187,7 @@ class Trials:
 
 
 def _may_help(tried: Tried) -> bool:
-    """Whether a further round can still show that a cure helps: no ratio was too small yet."""
+    """Whether a further round can still show that a cure helps, because no ratio has been too small so far."""
     return tried.judgement is not None and tried.judgement.low > LEAST_GAIN
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from drivetrain.base.memory import free_memory, is_out_of_memory
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback, LightningModule, Trainer
-from drivetrain.data.feed import sized_length
+from drivetrain.data.loader_passes import sized_length
 from drivetrain.errors import ConfigurationError, check_choice, check_count, is_number, wrong_value
 from drivetrain.loops.evaluate import Predictions, evaluate
 from drivetrain.loops.fit import fit

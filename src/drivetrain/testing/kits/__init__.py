@@ -1,1 +1,1 @@
-"""One file for each kind of part, with its checks: see :mod:`drivetrain.testing.checks`."""
+"""The checks, in one file for each kind of part: see :mod:`drivetrain.testing.checks`."""

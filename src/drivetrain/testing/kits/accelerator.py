@@ -18,7 +18,7 @@ SETTINGS = ("tolerance",)
 
 
 def try_it(part: Part) -> None:
-    """Check that the hardware is there."""
+    """Check that this machine has the accelerator's hardware."""
     accelerator: Any = part.found[0]
     if not accelerator.is_available():
         raise CannotTryError(f"{accelerator.__name__} is not available here: {accelerator.why_unavailable()}.")
@@ -31,7 +31,7 @@ def checks(part: Part, stack: ExitStack) -> list[Callable[[Part], None]]:
 
 
 def tests_of(suite: type) -> list[Callable[[Part], None]]:
-    """Return the tests of a suite for pytest as checks, in their order."""
+    """Return the tests of a pytest suite as checks, in the order of the suite."""
     import pytest
 
     def check_of(test: Callable[..., None]) -> Callable[[Part], None]:

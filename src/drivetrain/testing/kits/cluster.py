@@ -1,4 +1,6 @@
-"""The checks for cluster environments: what they answer with the environment variables of each of two ranks."""
+"""The checks for cluster environments: they compare what an environment answers in each of two ranks, under the rank's
+environment variables.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,17 @@ _CLUSTERS = tables(__file__, "clusters.ini")
 
 
 def _known(name: str) -> dict[str, str]:
-    """Return the variables that a registered cluster sets for each of two processes; for other classes torchrun's."""
+    """Return the environment variables that the registered cluster ``name`` sets for each of two processes; for any
+    other class, those of torchrun.
+    """
     own = dict(_CLUSTERS.get(name, _CLUSTERS["torchrun"]))
     return {**(_known(own.pop("with")) if "with" in own else {}), **own}
 
 
 def _variables(part: Part) -> list[dict[str, str]]:
-    """Return the variables of each rank: the setting ``ranks``, otherwise those of two ranks on this machine."""
+    """Return the environment variables of each rank, from the setting ``ranks``; without it, those of two ranks on this
+    machine.
+    """
     if "ranks" in part.settings:
         return [{name: str(value) for name, value in each.items()} for each in part.settings["ranks"]]
     Path(part.folder, "hosts").write_text(f"launch\n{platform.node()}\n")
@@ -38,11 +44,13 @@ def _variables(part: Part) -> list[dict[str, str]]:
 
 @contextmanager
 def _rank(part: Part, variables: Mapping[str, str]) -> Iterator[Any]:
-    """Context in which this process has only the variables of a rank and a few of its own; yield the environment."""
+    """Context in which this process has only the environment variables of a rank and a few of its own; yield the part,
+    a cluster environment.
+    """
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     os.environ.clear()
     os.environ.update({**kept, **variables})
-    yield part.make()  # the sandbox of the check restores the variables
+    yield part.make()  # the check's sandbox restores the process's variables
 
 
 def _answers(environment: Any) -> dict[str, Any]:
@@ -60,7 +68,7 @@ def _all(part: Part) -> list[dict[str, Any]]:
 
 
 def try_it(part: Part) -> None:
-    """Check that one can be made and knows its world size."""
+    """Check that a cluster environment can be created and knows its world size."""
     for variables in _variables(part):
         with _rank(part, variables) as environment:
             try:
@@ -73,7 +81,7 @@ def try_it(part: Part) -> None:
 
 
 def answers_have_their_types(part: Part) -> None:
-    """Ranks, sizes and the port are ints, the address is a non-empty str, and ranks are within their sizes."""
+    """Ranks, sizes and the port are ints, the address is a non-empty str, and each rank is less than its size."""
     for each in _all(part):
         for name, value in each.items():
             same(type(value), str if name == "main_address" else int, f"type of {name}, {value!r}")
@@ -90,7 +98,7 @@ def each_rank_is_there_once(part: Part) -> None:
 
 
 def local_ranks_count_from_zero(part: Part) -> None:
-    """On each machine, by its node rank, the local ranks are 0, 1, ..., each once."""
+    """On each machine (the processes with one node rank) the local ranks are 0, 1, ..., each once."""
     nodes: dict[int, list[int]] = {}
     for each in _all(part):
         nodes.setdefault(each["node_rank"], []).append(each["local_rank"])
@@ -105,7 +113,9 @@ def all_ranks_meet_at_one_place(part: Part) -> None:
 
 
 def answers_stay_the_same(part: Part) -> None:
-    """A second call returns the same, also for a pickled copy in another process with the same variables."""
+    """A second call of each method returns the same, and so does a pickled copy in another process with the same
+    variables.
+    """
     for variables in _variables(part):
         with _rank(part, variables) as environment:
             first = _answers(environment)
@@ -114,7 +124,7 @@ def answers_stay_the_same(part: Part) -> None:
 
 
 def the_numbers_of_the_first_process_are_kept(part: Part) -> None:
-    """set_world_size and set_global_rank take effect if this process starts the others; else they are ignored."""
+    """If this process starts the others, set_world_size and set_global_rank take effect; otherwise they are ignored."""
     with _rank(part, _variables(part)[0]) as environment:
         started_here, before = not environment.creates_processes_externally, _answers(environment)
         environment.set_world_size(3)
@@ -124,7 +134,9 @@ def the_numbers_of_the_first_process_are_kept(part: Part) -> None:
 
 
 def other_settings_are_refused(part: Part) -> None:
-    """validate_settings accepts the number of processes, and raises a ConfigurationError for another one."""
+    """validate_settings accepts the number of processes that the job has, and raises a ConfigurationError for another
+    number.
+    """
     found = _all(part)
     nodes = len({each["node_rank"] for each in found})
     with _rank(part, _variables(part)[0]) as environment:
@@ -141,7 +153,8 @@ def it_is_detected_only_where_it_is(part: Part) -> None:
     """
     with _rank(part, _variables(part)[0]) as environment:
         cls = type(environment)
-        if (priority := cls.detect_priority) is None or priority == 0:  # 0 is what is left if nothing else is detected
+        # priority 0 means: used if nothing else is detected
+        if (priority := cls.detect_priority) is None or priority == 0:
             raise Skipped("it is used only where it is passed, or where nothing else is detected")
         if part.path == "ray_train":
             raise Skipped("it asks the package ray, which knows its workers")
@@ -157,7 +170,7 @@ def it_is_detected_only_where_it_is(part: Part) -> None:
 
 
 def it_reads_its_own_variables(part: Part) -> None:
-    """An object that was made with environ= reads these variables, not those of its process."""
+    """An object that was created with environ= reads these variables, not those of the process."""
     expected, variables = _all(part), _variables(part)
     for answers, own in zip(expected, variables, strict=True):
         with _rank(part, own):
@@ -171,7 +184,7 @@ def it_reads_its_own_variables(part: Part) -> None:
 
 
 def it_can_be_torn_down(part: Part) -> None:
-    """teardown works after the answers, and twice."""
+    """teardown works after the other methods were called, and a second time."""
     with _rank(part, _variables(part)[0]) as environment:
         _answers(environment)
         environment.teardown()

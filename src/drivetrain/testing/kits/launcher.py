@@ -1,4 +1,4 @@
-"""The checks for launchers: programs that launch two processes on this machine."""
+"""The checks for launchers: each runs a program that launches two processes on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from drivetrain.testing.checks import CannotTryError, Part, Skipped, is_true, sa
 SETTINGS = ("timeout_s",)
 
 _SIZE = 2
-_MISSING = 77  # exit code of a program for which a package is not installed
+_MISSING = 77  # the exit code of a program that lacks a package
 _LIMIT_S = 120.0
 _RESULT, _RANK = "result.json", "rank-{}.json"
 
@@ -33,7 +33,7 @@ _RESULT, _RANK = "result.json", "rank-{}.json"
 
 
 def program(file: str) -> None:
-    """Launch the job that ``file`` describes, and write a report of its result."""
+    """Launch the job that ``file`` describes, and write a report of the job's result."""
     part, scenario, folder = pickle.loads(Path(file).read_bytes())
     cls, registered = part.found
     launcher = cls.for_job(detect()[0], _SIZE, 1, [HOST] * _SIZE, **registered, **part.arguments)
@@ -101,7 +101,7 @@ def _wait_for_rank_0(folder: str) -> None:
 
 @dataclasses.dataclass
 class _Ended:
-    """The end of a program: its exit code, its output, and the reports that it and its ranks wrote."""
+    """What a program has left: its exit code, its output, and the reports that it and its ranks have written."""
 
     code: int
     printed: str
@@ -110,7 +110,7 @@ class _Ended:
 
 
 def _ended(part: Part, scenario: str) -> _Ended:
-    """Run the program, once for all checks about the scenario."""
+    """Run the program, only once for all checks that use the same scenario."""
     if scenario in part.memory:
         return part.memory[scenario]
     spec = part.folder / "spec"
@@ -148,7 +148,7 @@ def _well(part: Part) -> _Ended:
 
 
 def try_it(part: Part) -> None:
-    """Check that the class starts processes itself, and what it needs is installed."""
+    """Check that the launcher starts processes itself, and that the packages that it needs are installed."""
     if getattr(part.found[0], "is_external", False):
         raise CannotTryError("Its processes are started by another program, which this kit does not know.")
     _ended(part, "reports")
@@ -170,14 +170,14 @@ def each_process_runs_the_function_once(part: Part) -> None:
 
 
 def each_process_knows_its_rank(part: Part) -> None:
-    """In each process, the cluster environment has the process's global and local rank, and the world size."""
+    """In each process, the cluster environment knows the process's global rank, local rank and world size."""
     names = ("global_rank", "local_rank", "world_size", "node_rank")
     for rank, lines in _well(part).ranks.items():
         same([lines[0][name] for name in names], [rank, rank, _SIZE, 0], ", ".join(names))
 
 
 def the_processes_can_meet(part: Part) -> None:
-    """All processes have the same main address and port, and a process group of them sums a tensor."""
+    """All processes have the same main address and port, and can form a process group that sums a tensor."""
     ended = _well(part)
     same(len({tuple(lines[0]["meets"]) for lines in ended.ranks.values()}), 1, "number of meeting places")
     if "result" in ended.result:
@@ -193,7 +193,9 @@ def the_first_process_s_result_comes_back(part: Part) -> None:
 
 
 def an_exception_in_a_rank_ends_the_job(part: Part) -> None:
-    """If a rank raises, the other is ended, and launch raises a LaunchError of this rank with the exception."""
+    """If a rank raises an exception, the other rank is ended, and launch raises a LaunchError that names the failed
+    rank and has the exception.
+    """
     ended = _ended(part, "raises")
     is_true(ended.code != 0, "the program ended with exit code 0")
     is_true("planted" in ended.printed + str(ended.result), "the exception of the rank is not shown")
@@ -203,7 +205,7 @@ def an_exception_in_a_rank_ends_the_job(part: Part) -> None:
 
 
 def a_killed_rank_ends_the_job(part: Part) -> None:
-    """If a rank is killed, the other is ended, and launch raises a LaunchError of this rank."""
+    """If a rank is killed, the other rank is ended, and launch raises a LaunchError that names the killed rank."""
     ended = _ended(part, "is_killed")
     is_true(ended.code != 0, "the program ended with exit code 0")
     _failed(ended)

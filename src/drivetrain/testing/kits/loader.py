@@ -22,12 +22,14 @@ from drivetrain.trainer.trainer import Trainer
 
 SETTINGS: tuple[str, ...] = ()
 
-_MOST = 64  # batches of a pass that are compared
+_MOST = 64  # the most batches of a pass that are compared
 _OF_TORCH = {"dataset": list(range(22)), "batch_size": 4, "shuffle": True}
 
 
 def _make(part: Part, seed: int = 0) -> Any:
-    """Return a loader; its parameter ``dataset``, if the user has not set it, is 22 numbers in shuffled batches."""
+    """Return a loader. Unless the user has set its argument ``dataset``, it gets 22 numbers, to be loaded in shuffled
+    batches.
+    """
     torch.manual_seed(seed)
     return part.make(**{} if "dataset" in part.arguments else _OF_TORCH)
 
@@ -55,7 +57,7 @@ def _needs_state(loader: Any) -> None:
 
 
 def try_it(part: Part) -> None:
-    """Check that one can be made and yields enough batches."""
+    """Check that a loader can be created and yields enough batches."""
     if (count := len(_pass(_make(part)))) < 3:
         raise CannotTryError(f"It yields {count} batches, and the checks need at least 3. Give it more data.")
 
@@ -78,7 +80,7 @@ def its_length_is_right(part: Part) -> None:
 
 
 def a_pass_that_is_left_does_not_shorten_the_next(part: Part) -> None:
-    """After a pass that is left after its first batch, the next pass yields all batches."""
+    """If a pass is given up after its first batch, the next pass yields all batches."""
     loader = _make(part)
     if hasattr(loader, "__next__"):
         raise Skipped("it is its own iterator, which continues where it was left")
@@ -88,7 +90,7 @@ def a_pass_that_is_left_does_not_shorten_the_next(part: Part) -> None:
 
 
 def reading_the_state_changes_nothing(part: Part) -> None:
-    """With a call of state_dict after each batch, two passes yield the batches that they yield without."""
+    """If state_dict is called after each batch, two passes yield the same batches as without these calls."""
     _needs_state(_make(part))
     undisturbed, read = _make(part), None
     expected = [_pass(undisturbed), _pass(undisturbed)]
@@ -104,7 +106,9 @@ def reading_the_state_changes_nothing(part: Part) -> None:
 
 
 def a_state_continues_its_pass(part: Part) -> None:
-    """A state saved to a file after any batch, loaded by a new loader, yields exactly the rest of the pass."""
+    """If the state is saved to a file after any batch, a new loader that loads it yields exactly the rest of the
+    pass.
+    """
     _needs_state(_make(part))
     expected, store = _pass(_make(part)), TorchCheckpointIO()
     for count in sorted({1, len(expected) // 2, len(expected) - 1}):
@@ -113,7 +117,7 @@ def a_state_continues_its_pass(part: Part) -> None:
         for _ in range(count):
             next(iterator)
         store.save_checkpoint({"loader": loader.state_dict(), "random": rng_state()}, part.folder / "state")
-        for _ in iterator:  # what happens after the save is no part of the state
+        for _ in iterator:  # fetching another batch after the save must not change what was saved
             break
         saved = store.load_checkpoint(part.folder / "state")
         other = _make(part, seed=1)
@@ -123,7 +127,9 @@ def a_state_continues_its_pass(part: Part) -> None:
 
 
 def a_state_is_a_snapshot(part: Part) -> None:
-    """A state does not change when the loader goes on, and load_state_dict does not change its argument."""
+    """A returned state does not change when the loader yields more batches, and load_state_dict does not change its
+    argument.
+    """
     loader = _make(part)
     _needs_state(loader)
     iterator = iter(loader)
@@ -143,7 +149,9 @@ def _text(state: Any) -> str:
 
 
 def a_stopped_fit_sees_the_remaining_batches(part: Part) -> None:
-    """A fit that is resumed inside an epoch, at its end, or in the next one trains on the batches that remain."""
+    """A fit that is resumed inside an epoch, at the epoch's end, or in the next epoch trains on exactly the remaining
+    batches.
+    """
     length = len(_pass(_make(part)))
     for at in (1, length, length + 1):
         file = part.folder / f"{at}.ckpt"
@@ -154,7 +162,7 @@ def a_stopped_fit_sees_the_remaining_batches(part: Part) -> None:
 
 
 def _fit(loader: Any, batches: int, callbacks: list[Callback], ckpt_path: Path | None = None) -> list[Any]:
-    """Return the batches of a fit over two epochs, of at most ``batches`` each."""
+    """Return the batches of a fit over two epochs, each of at most ``batches`` batches."""
     module = _Reads()
     Trainer(accelerator="cpu", devices=1, max_epochs=2, limit_train_batches=batches, callbacks=callbacks, **QUIET).fit(
         module, loader, ckpt_path=ckpt_path
@@ -163,7 +171,7 @@ def _fit(loader: Any, batches: int, callbacks: list[Callback], ckpt_path: Path |
 
 
 class _Reads(LightningModule):
-    """Trains on any batch, and remembers it."""
+    """A module that trains on any batch, and remembers the batches."""
 
     def __init__(self) -> None:
         super().__init__()

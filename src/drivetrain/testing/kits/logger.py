@@ -32,7 +32,7 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 
 def _begun(part: Part) -> Any:
-    """Return a logger whose run has begun with one row."""
+    """Return a logger whose run has begun, and that has logged one row."""
     logger = _make(part)
     logger.begin_run()
     logger.log_metrics(dict(_NUMBERS), 0)
@@ -40,7 +40,7 @@ def _begun(part: Part) -> Any:
 
 
 def try_it(part: Part) -> None:
-    """Check that one can be made."""
+    """Check that a logger can be created."""
     _make(part)
 
 
@@ -67,8 +67,8 @@ def the_name_stays_the_same(part: Part) -> None:
 
 
 def what_was_logged_is_written(part: Part) -> None:
-    """After save() or finalize(), what was logged is in a file below save_dir, if the logger keeps files; if these are
-    text, each step is.
+    """If the logger keeps files, what was logged before save() or finalize() is then in a file below save_dir; in text
+    files, each step is found.
     """
     logger = _make(part)
     if not part.settings.get("keeps_files", logger.save_dir is not None):
@@ -88,7 +88,9 @@ def what_was_logged_is_written(part: Part) -> None:
 
 
 def any_number_can_be_logged(part: Part) -> None:
-    """log_metrics takes any finite or infinite float, NaN, an int, and no step; it does not change its argument."""
+    """log_metrics takes any finite or infinite float, NaN and ints, works without a step, and does not change its
+    argument.
+    """
     logger = _make(part)
     metrics = {**_NUMBERS, "nan": math.nan, "inf": math.inf, "tiny": -1e-300, "name with spaces": 0.0}
     given = dict(metrics)
@@ -101,7 +103,7 @@ def any_number_can_be_logged(part: Part) -> None:
 
 
 def hyperparameters_can_be_logged(part: Part) -> None:
-    """log_hyperparams takes nested values, objects of any class, and None, again and again."""
+    """log_hyperparams takes nested values, objects of any class, and None, and may be called several times."""
     logger = _make(part)
     params = {"lr": 0.1, "layers": [1, 2], "sizes": {"hidden": 8}, "dtype": torch.float32, "to": Path("x")}
     for each in (params, {}, None, {"momentum": 0.2}, params):
@@ -110,7 +112,7 @@ def hyperparameters_can_be_logged(part: Part) -> None:
 
 
 def another_run_may_follow(part: Part) -> None:
-    """After finalize, with "success" or "failed", the same logger logs again, and may be finalized twice."""
+    """After finalize("success") or finalize("failed"), the same logger can log again, and can be finalized twice."""
     logger = _begun(part)
     for status in ("success", "failed", "failed"):
         logger.finalize(status)
@@ -120,7 +122,7 @@ def another_run_may_follow(part: Part) -> None:
 
 
 def runs_do_not_mix(part: Part) -> None:
-    """If numbers_runs is True, a second logger of the same arguments has another version or folder than the first."""
+    """If numbers_runs is True, a second logger with the same arguments has another version or folder than the first."""
     first = _begun(part)
     first.finalize("success")
     second = _make(part)
@@ -133,7 +135,9 @@ def runs_do_not_mix(part: Part) -> None:
 
 
 def all_ranks_have_one_run(part: Part) -> None:
-    """After agree_on_run, every rank has the version and the folder of rank 0, with equally many broadcasts."""
+    """After agree_on_run, every rank has the version and the folder of rank 0, and all ranks have called broadcast
+    equally often.
+    """
     sent: list[Any] = []
     ranks = [_make(part), _make(part)]
     for each in ranks:
@@ -151,7 +155,7 @@ def all_ranks_have_one_run(part: Part) -> None:
 
 
 def a_resumed_fit_continues_the_run(part: Part) -> None:
-    """state_dict is plain data, and a new logger that loads it has the same version and folder, and logs."""
+    """state_dict is plain data, and a new logger that loads it has the same version and folder, and can log."""
     logger = _begun(part)
     logger.save()
     state = logger.state_dict()
@@ -169,7 +173,7 @@ def a_resumed_fit_continues_the_run(part: Part) -> None:
 
 
 def _stored(part: Part, state: Any) -> Any:
-    """Return ``state`` as it comes back from a checkpoint."""
+    """Save ``state`` in a checkpoint, and return it as it is loaded from there."""
     store, path = TorchCheckpointIO(), part.folder.parent / f"{part.folder.name}.state"
     try:
         store.save_checkpoint({"logger": state}, path)
@@ -179,9 +183,10 @@ def _stored(part: Part, state: Any) -> Any:
 
 
 def a_resumed_fit_writes_each_row_once(part: Part) -> None:
-    """If the files are text, each row is there once, although a resumed fit logs the rows after its checkpoint again.
+    """If the files are text, they contain each row once, although a resumed fit logs the rows after its checkpoint
+    again.
 
-    With the setting "repeats_rows" they may be there twice.
+    With the setting "repeats_rows" this is not checked.
     """
     if part.settings.get("repeats_rows"):
         raise Skipped('the setting "repeats_rows" is given')
@@ -196,7 +201,7 @@ def a_resumed_fit_writes_each_row_once(part: Part) -> None:
     logger.begin_run()
     log(logger, range(2))
     log(logger, range(2, 4))
-    state = _stored(part, logger.state_dict())  # the fit resumes from here
+    state = _stored(part, logger.state_dict())  # the state in the checkpoint from which the fit resumes
     log(logger, range(4, 6))
     again = _make(part)
     if state:
@@ -212,14 +217,14 @@ def a_resumed_fit_writes_each_row_once(part: Part) -> None:
     ends = [text for text in texts if str(rows[-1]).encode() in text]
     if not ends:
         raise Skipped("the values are in no text file below save_dir")
-    # A new run has a file of its own, whose first row is the first one after the checkpoint.
+    # If the resumed fit writes a new file, this file's first row is the first one after the checkpoint.
     first = 0 if any(str(rows[0]).encode() in text for text in ends) else 4
     counts = {step: sum(text.count(str(rows[step]).encode()) for text in ends) for step in range(first, len(rows))}
     same(counts, dict.fromkeys(counts, 1), "how often each step is in the files (the checkpoint is after step 3)")
 
 
 def a_copy_in_another_process_is_the_same(part: Part) -> None:
-    """A logger can be pickled before its run begins; the copy has the same name and folder, and logs."""
+    """A logger can be pickled before its run begins, and the copy has the same name and folder, and can log."""
     logger = _make(part)
     copy = pickle.loads(pickle.dumps(logger))
     same((copy.name, copy.save_dir), (logger.name, logger.save_dir), "name and save_dir of the copy")
@@ -228,7 +233,7 @@ def a_copy_in_another_process_is_the_same(part: Part) -> None:
 
 
 def a_fit_logs_with_it(part: Part) -> None:
-    """A fit, another one, and one that an exception ends call the logger without a failure."""
+    """The logger works in a fit, in a second fit, and in a fit that an exception ends."""
 
     def fit(kind: str, logger: Any) -> None:
         trainer = Trainer(
@@ -248,7 +253,7 @@ def a_fit_logs_with_it(part: Part) -> None:
 
 
 class _Logs(Small):
-    """Logs a value in each step, and hyperparameters."""
+    """A module that logs a value in each step, and hyperparameters."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)

@@ -25,14 +25,14 @@ _BATCHES, _TOLERANCE, _OF_16_BITS = 4, 1e-4, 0.05
 
 
 class Descends(Small):
-    """Trained by SGD, whose steps show a gradient of the wrong size; AdamW's do not."""
+    """Trained by SGD, because SGD's steps show a gradient of the wrong size; AdamW's do not."""
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
 def try_it(part: Part) -> None:
-    """Check that one can be made."""
+    """Check that a precision can be created."""
     part.make()
 
 
@@ -81,7 +81,9 @@ def _plain(**arguments: Any) -> dict[str, Any]:
 
 
 def it_declares_itself(part: Part) -> None:
-    """name is a str, computes_in a dtype or None, scales_loss and packs_weights are bools; a pickled copy has them."""
+    """name is a str, computes_in a dtype or None, scales_loss and packs_weights are bools, and a pickled copy has the
+    same values.
+    """
     precision = part.make()
     is_true(isinstance(precision.name, str) and precision.name, f"name is {precision.name!r}")
     is_true(isinstance(precision.computes_in, (torch.dtype, type(None))), f"computes_in is {precision.computes_in!r}")
@@ -92,7 +94,7 @@ def it_declares_itself(part: Part) -> None:
 
 
 def it_trains_near_64_bits(part: Part) -> None:
-    """Gradients that hooks see, and weights, are those of a plain loop in 64 bits, within tolerance."""
+    """The gradients that hooks see, and the trained weights, are those of a plain loop in 64 bits, within tolerance."""
     precision = part.make()
     module, trainer = _fit(part, precision)
     _compare(part, module, _plain(), precision)
@@ -108,7 +110,7 @@ def it_accumulates(part: Part) -> None:
 
 
 def it_clips_unscaled_gradients(part: Part) -> None:
-    """Gradients are clipped by their norm and by value as if nothing were scaled."""
+    """Clipping by norm and by value has the effect that it has without a loss scale."""
     for algorithm, limit in (("norm", 0.05), ("value", 0.01)):
         precision = part.make()
         module, _ = _fit(part, precision, gradient_clip_val=limit, gradient_clip_algorithm=algorithm)
@@ -130,7 +132,7 @@ def it_evaluates_near_64_bits(part: Part) -> None:
 
 
 def it_converts_only_floats(part: Part) -> None:
-    """convert_input leaves integers, bools, texts and the structure of a batch, and rounds floats at most."""
+    """convert_input does not change integers, bools, texts and the structure of a batch, and only rounds floats."""
     precision = part.make()
     integers = torch.tensor([2**40 + 1, 3])
     batch: Any = {"x": torch.linspace(0, 1, 5), "labels": [integers, torch.tensor([True])], "text": "a", "n": 3}
@@ -143,7 +145,7 @@ def it_converts_only_floats(part: Part) -> None:
 
 
 def a_module_keeps_its_parameters(part: Part) -> None:
-    """convert_module keeps names, shapes, requires_grad and tied weights, and leaves buffers of integers."""
+    """convert_module keeps names, shapes, requires_grad and tied weights, and does not change buffers of integers."""
     precision = part.make()
     if precision.packs_weights:
         raise Skipped("packs_weights is True")
@@ -162,7 +164,9 @@ def a_module_keeps_its_parameters(part: Part) -> None:
 
 
 def its_contexts_leave_nothing(part: Part) -> None:
-    """After each context, also one that an exception ends, torch's default dtype and autocast are as before."""
+    """After each of the precision's contexts, even if an exception ends it, torch's default dtype and autocast are as
+    before.
+    """
     precision, before = part.make(), _state()
     names = ("forward_context", "tensor_init_context", "module_init_context", "train_step_context", "val_step_context")
     for name in (*names, "test_step_context", "predict_step_context"):
@@ -194,7 +198,7 @@ def it_leaves_torch_as_it_was(part: Part) -> None:
 
 
 def a_second_run_has_the_same_numbers(part: Part) -> None:
-    """An object that another Trainer has used trains to the same weights as a new one."""
+    """A precision that another Trainer has used trains to the same weights as a new object."""
     precision = part.make()
     first, _ = _fit(part, precision)
     second, _ = _fit(part, precision)
@@ -202,8 +206,8 @@ def a_second_run_has_the_same_numbers(part: Part) -> None:
 
 
 def it_resumes_exactly(part: Part) -> None:
-    """A fit that is resumed from a checkpoint ends with the weights of an uninterrupted one, bit for bit, and with the
-    same state_dict of the precision.
+    """A fit that is resumed from a checkpoint ends with the same weights as an uninterrupted fit, bit for bit, and with
+    the same state_dict of the precision.
     """
     file, kept = part.folder / "half.ckpt", (_KeepsState(), _KeepsState())
     uninterrupted, _ = _fit(part, part.make(), callbacks=[Saves(file, _BATCHES), kept[0]])
@@ -213,7 +217,7 @@ def it_resumes_exactly(part: Part) -> None:
 
 
 class _KeepsState(Callback):
-    """Keeps the state of the precision at the end of a fit."""
+    """A callback that keeps the state of the precision at the end of a fit."""
 
     state: Any = None
 
@@ -229,7 +233,7 @@ def _equal(found: nn.Module, expected: nn.Module, what: str) -> None:
 
 def a_loop_of_ones_own_trains_with_it(part: Part) -> None:
     """In a loop on an Engine, the gradients after unscaling and the weights are those of a plain loop in 64 bits."""
-    for limit in (0.05, None):  # clipping would hide a gradient that is still scaled
+    for limit in (0.05, None):  # also without clipping, because clipping would hide that a gradient is still scaled
         precision: Precision = part.make()
         engine = Engine(plugins=[precision], accelerator=part.settings.get("accelerator", "cpu"), devices=1)
         module = Descends()

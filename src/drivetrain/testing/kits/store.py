@@ -58,7 +58,7 @@ def _value(store: Any, path: str | Path) -> Any:
 
 
 def try_it(part: Part) -> None:
-    """Check that one can be made."""
+    """Check that a checkpoint store can be created."""
     part.make()
 
 
@@ -70,7 +70,7 @@ def what_is_saved_is_loaded(part: Part) -> None:
 
 
 def tensors_may_change_after_a_save(part: Part) -> None:
-    """Tensors that training changes after save_checkpoint has returned are loaded as they were."""
+    """If training changes tensors after save_checkpoint has returned, they are loaded with the values from before."""
     store, checkpoint = part.make(), _checkpoint()
     store.save_checkpoint(checkpoint, "a.ckpt")
     for each in checkpoint["state_dict"].values():
@@ -80,7 +80,7 @@ def tensors_may_change_after_a_save(part: Part) -> None:
 
 
 def a_saved_checkpoint_is_there(part: Part) -> None:
-    """After wait, exists and is_durable are True and written_at is a number; before the save it is None."""
+    """After wait, exists and is_durable are True and written_at is a number; before the save, written_at is None."""
     store = part.make()
     same((store.exists("a.ckpt"), store.written_at("a.ckpt")), (False, None), "exists and written_at before the save")
     _save(store, "a.ckpt")
@@ -107,7 +107,9 @@ def a_save_replaces_the_previous_one(part: Part) -> None:
 
 
 def a_removed_checkpoint_is_gone(part: Part) -> None:
-    """After remove_checkpoint, the checkpoint does not exist and is not found; others stay."""
+    """After remove_checkpoint, exists is False for this checkpoint and find does not return it; other checkpoints
+    stay.
+    """
     store = part.make()
     _save(store, "a.ckpt")
     _save(store, "b.ckpt", 2.0)
@@ -117,7 +119,7 @@ def a_removed_checkpoint_is_gone(part: Part) -> None:
 
 
 def checkpoints_are_found_by_pattern(part: Part) -> None:
-    """find returns the paths in a folder that match the pattern, and no others; each can be loaded."""
+    """find returns exactly the paths in a folder that match the pattern, and each of them can be loaded."""
     store = part.make()
     for path in ("runs/a-1.ckpt", "runs/b-2.ckpt", "other/a-3.ckpt"):
         _save(store, path)
@@ -127,7 +129,7 @@ def checkpoints_are_found_by_pattern(part: Part) -> None:
 
 
 def the_newest_checkpoint_is_known(part: Part) -> None:
-    """written_at does not fall from save to save, and touch makes a checkpoint the newest."""
+    """A later save never has a smaller written_at, and touch makes a checkpoint the newest."""
     store = part.make()
     _save(store, "a.ckpt")
     _save(store, "b.ckpt")
@@ -137,7 +139,9 @@ def the_newest_checkpoint_is_known(part: Part) -> None:
 
 
 def a_copy_is_a_checkpoint_of_its_own(part: Part) -> None:
-    """copy makes a checkpoint that stays when its source is removed; replaces=False leaves what is there."""
+    """copy creates a checkpoint that stays when its source is removed, and with replaces=False does not replace an
+    existing one.
+    """
     store = part.make()
     _save(store, "a.ckpt")
     store.copy("a.ckpt", "copy.ckpt")
@@ -152,7 +156,9 @@ def a_copy_is_a_checkpoint_of_its_own(part: Part) -> None:
 
 
 def a_failed_save_leaves_the_previous_one(part: Part) -> None:
-    """If a checkpoint cannot be written, save_checkpoint or wait raises an exception, and the previous one is there."""
+    """If a checkpoint cannot be written, save_checkpoint or wait raises an exception, and the previous checkpoint still
+    exists.
+    """
     store = part.make()
     _save(store, "a.ckpt")
     try:
@@ -165,12 +171,12 @@ def a_failed_save_leaves_the_previous_one(part: Part) -> None:
 
 
 def loading_runs_no_code(part: Part) -> None:
-    """load_checkpoint(path) does not run the code that an object in the file brings with it; it may raise."""
+    """load_checkpoint(path) does not run code that a pickled object in the file names; it may raise an exception."""
     store = part.make()
     with contextlib.suppress(Exception):
         store.save_checkpoint({"object": _Runs()}, "a.ckpt")
         store.wait("a.ckpt")
-        if os.path.isdir("ran"):  # a copy in memory before the write runs it, too
+        if os.path.isdir("ran"):  # saving may copy the object in memory, which creates the folder, too
             os.rmdir("ran")
         store.load_checkpoint("a.ckpt")
     is_true(not Path("ran").exists(), "load_checkpoint called a function that the checkpoint names")
@@ -187,7 +193,9 @@ def it_works_again_after_teardown(part: Part) -> None:
 
 
 def a_fit_resumes_exactly(part: Part) -> None:
-    """A fit that saves with it and is resumed with ckpt_path="last" has the weights of an uninterrupted one."""
+    """A fit that saves with the store and is resumed with ckpt_path="last" ends with the weights of an uninterrupted
+    fit.
+    """
 
     def fit(store: Any, epochs: int, folder: str, ckpt_path: str | None = None) -> list[Tensor]:
         module = Small()
@@ -210,7 +218,7 @@ def a_fit_resumes_exactly(part: Part) -> None:
 
 
 class _Runs:
-    """Makes a folder when it is unpickled or copied."""
+    """An object that creates a folder when it is unpickled or copied."""
 
     def __reduce__(self) -> Any:
         return os.mkdir, ("ran",)

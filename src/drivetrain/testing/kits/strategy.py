@@ -20,7 +20,7 @@ SETTINGS = ("devices", "replicas", "accelerator", "precision", "tolerance", "res
 
 
 def try_it(part: Part) -> None:
-    """Check that one can be made, and trains any module."""
+    """Check that a strategy can be created, and that it can train any module."""
     if isinstance(part.make(), pipeline.PipelineStrategy):
         raise CannotTryError(
             "A pipeline trains only modules with stages. Write a subclass of StrategyConformance whose loader and "
@@ -29,7 +29,7 @@ def try_it(part: Part) -> None:
 
 
 def checks(part: Part, stack: ExitStack) -> list[Callable[[Part], None]]:
-    """Return the suite's tests as checks; ``stack`` ends their processes."""
+    """Return the suite's tests as checks; closing ``stack`` ends the processes of the tests."""
     suite = suite_of(part.for_other_process())
     suite.setup_class()
     stack.callback(suite.teardown_class)
@@ -37,7 +37,7 @@ def checks(part: Part, stack: ExitStack) -> list[Callable[[Part], None]]:
 
 
 def suite_of(part: Part) -> Any:
-    """Return the suite for a strategy, in this process or in one of its ranks."""
+    """Return the suite's class for a strategy; called in this process and in each rank's process."""
     facts = part.make().facts
     settings = {
         "devices": 2 if facts.is_distributed else 1, "replicas": 2 if facts.drives_all_devices else 1, **part.settings,
