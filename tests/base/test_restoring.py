@@ -148,13 +148,13 @@ DAMAGE: list[tuple[str, Any]] = [
     ("a count is expected", lambda state: state["state"][0].update(step=-1.0)),
     ("belongs to no parameter", lambda state: state["state"].update({9: {}})),
     ("twice", lambda state: state["param_groups"][0].update(params=[0, 0])),
-    ("lists 1 parameters", lambda state: state["param_groups"][0].update(params=[0])),
+    (r"hold \[1\] parameters", lambda state: state["param_groups"][0].update(params=[0])),
     ("is missing", lambda state: state["param_groups"][0].pop("lr")),
     ("'lr'", lambda state: state["param_groups"][0].update(lr="x")),
     ("2 are expected", lambda state: state["param_groups"][0].update(betas=(0.9,))),
     ("Adam refuses", lambda state: state["param_groups"][0].update(betas=(0.9, 1.0))),
     ("capturable", lambda state: state["param_groups"][0].update(capturable=True)),
-    ("has 2 groups", lambda state: state["param_groups"].append(state["param_groups"][0])),
+    (r"hold \[2, 2\] parameters", lambda state: state["param_groups"].append(state["param_groups"][0])),
 ]
 
 

@@ -36,7 +36,9 @@ def watched(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     if request.param == "Trainer":
         return lambda stall_timeout_s: shown.watch(run(tmp_path, stall_timeout_s))
     monkeypatch.chdir(tmp_path)
-    return lambda stall_timeout_s: watching.begin(run(tmp_path, None).strategy, False, stall_timeout_s)
+    return lambda stall_timeout_s: watching.begin(
+        run(tmp_path, None).strategy, False, lambda: tmp_path, stall_timeout_s
+    )
 
 
 @pytest.fixture

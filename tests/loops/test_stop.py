@@ -493,7 +493,8 @@ class Ranks:
 
     def all(self, monkeypatch: Any) -> list[Any]:
         """The numbers of batches after which they stopped."""
-        monkeypatch.setattr("drivetrain.loops.stop._second_store", lambda: self.store)
+        own = SimpleNamespace(clone=lambda: self.store)
+        monkeypatch.setattr("drivetrain.loops.stop.waiting.store_of_job", lambda: own)
         monkeypatch.setattr(Stop, "_key", lambda stop, name: str(name))  # those of one fit, in one process
         threads = [threading.Thread(target=self.run, args=(rank,)) for rank in range(self.SIZE)]
         for thread in threads:

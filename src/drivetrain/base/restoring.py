@@ -34,6 +34,10 @@ class WrongForm(CheckpointError):
         self.place, self.what = place, what
 
 
+class WrongBuild(WrongForm):
+    """An entry is of a part that was built in another way than this one."""
+
+
 @contextlib.contextmanager
 def restoring(part: str) -> Iterator[None]:
     """Context that restores ``part``, such as "optimizer 0 (Adam)"; exceptions become CheckpointErrors that name it.
@@ -44,6 +48,10 @@ def restoring(part: str) -> Iterator[None]:
     """
     try:
         yield
+    except WrongBuild as error:
+        raise CheckpointMismatchError(
+            f"The checkpoint's entry for {part} does not fit: {error}. Build it as it was when it was saved."
+        ) from error
     except WrongForm as error:
         raise CheckpointError(
             f"The checkpoint's entry for {part} is damaged, or another program wrote it: {error}. "
@@ -246,20 +254,17 @@ def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
 
     Raises:
         WrongForm: a value is missing, or has another type or shape.
+        WrongBuild: the optimizer has other groups of parameters.
     """
-    groups, states = entry(state, "param_groups", list), entry(state, "state", Mapping)
-    own_groups = optimizer.param_groups
-    if len(groups) != len(own_groups):
-        raise WrongForm("['param_groups']", f"has {len(groups)} groups, and the optimizer has {len(own_groups)}")
+    groups, states = entry(state, "param_groups", (list, [{"params": list}])), entry(state, "state", Mapping)
+    saved, own_sizes = ([len(group["params"]) for group in each] for each in (groups, optimizer.param_groups))
+    if saved != own_sizes:
+        text = f"is of an optimizer whose groups hold {saved} parameters, and those of this one hold {own_sizes}"
+        raise WrongBuild("", text)
     is_tried = type(optimizer).__module__.startswith("torch.optim") and type(optimizer).__name__ in _TRIED
     parameters: dict[Any, tuple[Tensor, Mapping[str, Tensor]]] = {}
-    for index, (group, own) in enumerate(zip(groups, own_groups, strict=True)):
+    for index, (group, own) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
         place = f"['param_groups'][{index}]"
-        numbers = entry(group, "params", list, place)
-        if len(numbers) != len(own["params"]):
-            raise WrongForm(
-                f"{place}['params']", f"lists {len(numbers)} parameters, and the optimizer has {len(own['params'])}"
-            )
         for key, value in own.items():
             if key == "params":
                 continue
@@ -269,7 +274,7 @@ def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
             elif key in optimizer.defaults and key not in _LATER_OPTIONS:
                 raise WrongForm(f"{place}[{key!r}]", "is missing")
         example = _example_state(type(optimizer), group, own, place) if is_tried else {}
-        for identity, parameter in zip(numbers, own["params"], strict=True):
+        for identity, parameter in zip(group["params"], own["params"], strict=True):
             if expect(identity, int, f"{place}['params']") in parameters:
                 raise WrongForm(f"{place}['params']", f"lists {shown(identity)} twice")
             parameters[identity] = parameter, example

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from drivetrain.clusters._machines import MachinesEnvironment
-from drivetrain.clusters.environment import DEFAULT_ADDRESS
+from drivetrain.clusters.environment import DEFAULT_ADDRESS, reading
 from drivetrain.errors import ConfigurationError
 
 
@@ -37,8 +37,7 @@ class AWSBatchEnvironment(MachinesEnvironment):
             "variables as AWS Batch sets them, or set MASTER_ADDR."
         )
 
-    def num_nodes(self) -> int:
-        return self.number("AWS_BATCH_JOB_NUM_NODES")
+    num_nodes = reading("AWS_BATCH_JOB_NUM_NODES")
 
     def node_rank(self) -> int:
         """The index of this node, counted from the main node, which is 0."""

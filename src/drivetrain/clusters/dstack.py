@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from drivetrain.clusters._machines import MachinesEnvironment
+from drivetrain.clusters.environment import reading
 
 
 class DstackEnvironment(MachinesEnvironment):
@@ -23,11 +24,9 @@ class DstackEnvironment(MachinesEnvironment):
     def _address_of_cluster(self) -> str:
         return self.environ["DSTACK_MASTER_NODE_IP"]
 
-    def num_nodes(self) -> int:
-        return self.number("DSTACK_NODES_NUM")
+    num_nodes = reading("DSTACK_NODES_NUM")
 
     def reserved_devices(self) -> int | None:
         return self._reserved("DSTACK_GPUS_PER_NODE")
 
-    def node_rank(self) -> int:
-        return self.number("DSTACK_NODE_RANK")
+    node_rank = reading("DSTACK_NODE_RANK")

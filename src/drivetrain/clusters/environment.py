@@ -7,7 +7,7 @@ import operator
 import os
 import signal
 import socket
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, ClassVar
 
 from drivetrain.base.rank_zero import rank_zero_warn
@@ -268,6 +268,11 @@ class ClusterEnvironment:
         rank_zero_warn(f"The environment variable {name} is not set; {value} is used. Set it to silence this.")
         self.environ[name] = value
         return value
+
+
+def reading(name: str) -> Callable[[Any], int]:
+    """Return a method that reads the variable ``name`` as an int, by :meth:`ClusterEnvironment.number`."""
+    return lambda self: self.number(name)
 
 
 def _check_answers(cls: type[ClusterEnvironment], name: str) -> None:

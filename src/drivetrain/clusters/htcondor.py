@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from drivetrain.base import files
-from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.clusters.environment import ClusterEnvironment, reading
 from drivetrain.clusters.local import free_port
 from drivetrain.errors import ConfigurationError
 
@@ -94,11 +94,8 @@ class HTCondorEnvironment(ClusterEnvironment):
 
     # ---- ranks ---------------------------------------------------------------------------------------------------
 
-    def world_size(self) -> int:
-        return self.number("_CONDOR_NPROCS")
-
-    def global_rank(self) -> int:
-        return self.number("_CONDOR_PROCNO")
+    world_size = reading("_CONDOR_NPROCS")
+    global_rank = reading("_CONDOR_PROCNO")
 
     def local_rank(self) -> int:
         """0: a slot sees only its own devices."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from drivetrain.clusters._machines import MachinesEnvironment
+from drivetrain.clusters.environment import reading
 
 
 class KubernetesEnvironment(MachinesEnvironment):
@@ -23,8 +24,5 @@ class KubernetesEnvironment(MachinesEnvironment):
     variables: ClassVar = ("JOB_COMPLETION_INDEX", "DRIVETRAIN_JOB_NODES", "MASTER_ADDR")
     common_variables: ClassVar = ("JOB_COMPLETION_INDEX", "MASTER_ADDR")
 
-    def num_nodes(self) -> int:
-        return self.number("DRIVETRAIN_JOB_NODES")
-
-    def node_rank(self) -> int:
-        return self.number("JOB_COMPLETION_INDEX")
+    num_nodes = reading("DRIVETRAIN_JOB_NODES")
+    node_rank = reading("JOB_COMPLETION_INDEX")

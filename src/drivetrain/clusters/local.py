@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from contextlib import closing
 
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
@@ -102,10 +101,9 @@ class LocalEnvironment(ClusterEnvironment):
 
 def free_port() -> int:
     """Return a free TCP port that the system chooses."""
-    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+    with socket.socket() as probe:
         probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-    return port
+        return int(probe.getsockname()[1])
 
 
 LightningEnvironment = LocalEnvironment

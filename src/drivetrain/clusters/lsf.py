@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.clusters.environment import ClusterEnvironment, reading
 from drivetrain.errors import ConfigurationError
 
 
@@ -27,14 +27,9 @@ class LSFEnvironment(ClusterEnvironment):
         """A port between 10000 and 10999 that every task derives from the job's id."""
         return 10_000 + self.number("LSB_JOBID") % 1_000
 
-    def world_size(self) -> int:
-        return self.number("JSM_NAMESPACE_SIZE")
-
-    def global_rank(self) -> int:
-        return self.number("JSM_NAMESPACE_RANK")
-
-    def local_rank(self) -> int:
-        return self.number("JSM_NAMESPACE_LOCAL_RANK")
+    world_size = reading("JSM_NAMESPACE_SIZE")
+    global_rank = reading("JSM_NAMESPACE_RANK")
+    local_rank = reading("JSM_NAMESPACE_LOCAL_RANK")
 
     def node_rank(self) -> int:
         """The index of this machine in the job's list of hosts.

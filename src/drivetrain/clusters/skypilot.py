@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from drivetrain.clusters._machines import MachinesEnvironment
+from drivetrain.clusters.environment import reading
 
 
 class SkyPilotEnvironment(MachinesEnvironment):
@@ -30,5 +31,4 @@ class SkyPilotEnvironment(MachinesEnvironment):
     def reserved_devices(self) -> int | None:
         return self._reserved("SKYPILOT_NUM_GPUS_PER_NODE")
 
-    def node_rank(self) -> int:
-        return self.number("SKYPILOT_NODE_RANK")
+    node_rank = reading("SKYPILOT_NODE_RANK")

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping, MutableMapping
 
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.clusters.environment import DEFAULT_ADDRESS, DEFAULT_PORT, ClusterEnvironment
+from drivetrain.clusters.environment import DEFAULT_ADDRESS, DEFAULT_PORT, ClusterEnvironment, reading
 from drivetrain.errors import ConfigurationError
 
 _INTERACTIVE = ("bash", "interactive")  # job names of srun --pty bash and salloc
@@ -95,17 +95,10 @@ class SLURMEnvironment(ClusterEnvironment):
 
     # ---- ranks ------------------------------------------------------------------------------------------------------
 
-    def world_size(self) -> int:
-        return self.number("SLURM_NTASKS")
-
-    def global_rank(self) -> int:
-        return self.number("SLURM_PROCID")
-
-    def local_rank(self) -> int:
-        return self.number("SLURM_LOCALID")
-
-    def node_rank(self) -> int:
-        return self.number("SLURM_NODEID")
+    world_size = reading("SLURM_NTASKS")
+    global_rank = reading("SLURM_PROCID")
+    local_rank = reading("SLURM_LOCALID")
+    node_rank = reading("SLURM_NODEID")
 
     # ---- the job, for requeueing ------------------------------------------------------------------------------------
 

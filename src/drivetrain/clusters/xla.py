@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 from drivetrain.base.packages import xla_runtime
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
+from drivetrain.errors import ConfigurationError
 
 _NO_PORT = -1
 
@@ -42,14 +43,8 @@ class XLAEnvironment(ClusterEnvironment):
     def world_size(self) -> int:
         return int(xla_runtime.world_size())
 
-    def set_world_size(self, size: int) -> None:
-        """Do nothing: the runtime defines the world size."""
-
     def global_rank(self) -> int:
         return int(xla_runtime.global_ordinal())
-
-    def set_global_rank(self, rank: int) -> None:
-        """Do nothing: the runtime defines the rank."""
 
     def local_rank(self) -> int:
         return int(xla_runtime.local_ordinal())
@@ -59,3 +54,16 @@ class XLAEnvironment(ClusterEnvironment):
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Accept any number: no replica is started yet, and torch_xla's runtime counts them."""
+
+
+def check_no_launcher() -> None:
+    """Check that no launcher has started several processes, because torch_xla starts the replicas itself.
+
+    Raises:
+        ConfigurationError: one has.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigurationError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that a launcher has started several processes, but torch_xla "
+            "starts the replicas itself. Start the program once on each machine, without a launcher."
+        )

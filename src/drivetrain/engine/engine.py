@@ -24,10 +24,10 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.combined import has_data_loader
 from drivetrain.data.feed import make_room_for_sockets, seed_workers
 from drivetrain.engine.parts import (
+    NoLoggerError,
     bind_device,
     check_pair,
     check_parts,
-    first_logger,
     for_engine,
     launcher_of,
     listed,
@@ -165,7 +165,9 @@ class Engine(StateFiles):
         Raises:
             ConfigurationError: there is no logger.
         """
-        return first_logger(self.loggers)
+        if not self.loggers:
+            raise NoLoggerError("This Engine has no logger. Write Engine(loggers=[CSVLogger(...)]).")
+        return self.loggers[0]
 
     # ---- set up --------------------------------------------------------------------------------------------------
 

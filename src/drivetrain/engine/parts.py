@@ -25,7 +25,7 @@ from drivetrain.plan import Plan
 from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
-    from drivetrain.loggers.logger import Logger
+    pass
 
 with on_first_use:
     from drivetrain.engine import verbs
@@ -59,17 +59,6 @@ def logger_of(given: Any) -> Any:
 
 class NoLoggerError(ConfigurationError, IndexError):
     """An Engine has no logger. The error is also an IndexError, as from an empty list of loggers."""
-
-
-def first_logger(loggers: list[Logger]) -> Logger:
-    """Return the first logger.
-
-    Raises:
-        NoLoggerError: there is no logger.
-    """
-    if not loggers:
-        raise NoLoggerError("This Engine has no logger. Write Engine(loggers=[CSVLogger(...)]).")
-    return loggers[0]
 
 
 def loggable(metrics: Mapping[str, Any]) -> Collection[Any]:

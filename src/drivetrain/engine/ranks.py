@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
-import sys
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -131,7 +131,7 @@ class Ranks(RankFacts):
             self._start_checks()
             if self.world_size > 1:
                 elsewhere = self.plan.environment.creates_processes_externally
-                watching.begin(self.strategy, elsewhere, self.stall_timeout_s)
+                watching.begin(self.strategy, elsewhere, os.getcwd, self.stall_timeout_s)
                 _report_uncaught()
 
     def _start_checks(self) -> None:
@@ -250,10 +250,8 @@ def _report_uncaught() -> None:
     """
     if (sheet := board.own_sheet()) is not None:
         sheet.words[board.ENGINE] = 1
-    cut_tracebacks()
-    if not _before:
-        _before.append(sys.excepthook)
-        sys.excepthook = _tell_and_print
+        atexit.register(sheet.words.__setitem__, board.STALL, 0)  # else its end would count as a failure
+    cut_tracebacks(_tell)
 
 
 @contextmanager
@@ -269,16 +267,5 @@ def _reporting() -> Iterator[None]:
         raise
 
 
-_Print = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
-_before: list[_Print] = []  # the previous sys.excepthook; empty until _report_uncaught() is called
-
-
 def _tell(error: BaseException) -> None:
     failing.report(error, board.own_sheet(), lambda failed: failing.summary(failed, "in a program on the Engine"))
-
-
-def _tell_and_print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    try:
-        _tell(error)
-    finally:
-        _before[0](kind, error, trace)

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from drivetrain import parity
 from drivetrain.base.compiled import own_names
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.restoring import check_optimizer_state, check_scheduler_state, entry, naming, restoring
+from drivetrain.base.restoring import check_optimizer_state, check_scheduler_state, naming, restoring
 from drivetrain.base.torch_private import hooks_before_loading, own_modules
 from drivetrain.checkpoints.plain import decode, encode
 from drivetrain.data.stateful import is_stateful
@@ -67,10 +67,7 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
         ConfigurationError: ``state`` is not a dictionary, or a filter's name has no entry in it that is a dictionary.
     """
     if not isinstance(state, Mapping):
-        raise WrongTypeError(
-            f"Engine.save got {described(state)} as the state. Pass the path first, and then a dictionary with a name "
-            'for each object: engine.save("state.ckpt", {"model": model}).'
-        )
+        raise wrong_argument("save", state, "state")
     if not isinstance(filters, Mapping):
         raise WrongTypeError(
             f"Engine.save got {described(filters)} as the filter. Pass a dictionary with a function (key, value) -> "
@@ -117,10 +114,7 @@ def _into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) 
     if state is None:
         return held
     if not isinstance(state, MutableMapping):
-        raise WrongTypeError(
-            f"Engine.load got {described(state)} as the state. Pass a dictionary with a name for each object: "
-            'engine.load("state.ckpt", {"model": model}).'
-        )
+        raise wrong_argument("load", state, "state")
     missing = [name for name in state if name not in held]
     if missing and strict:
         raise IncompleteCheckpointError(
@@ -133,18 +127,15 @@ def _into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) 
         if is_stateful(state[name]) and not isinstance(held[name], Mapping):
             raise CheckpointError(f"{where} is {described(held[name])} and no state dict. Use another file.")
         if isinstance(state[name], nn.Module) and not states.loads_modules:
-            if isinstance(held[name], Mapping):
-                held[name] = own_names(original(state[name]), held[name])
+            held[name] = own_names(original(state[name]), held[name])
             _check_fits(state[name], held[name], strict, where)
-        if isinstance(state[name], Optimizer) and not states.loads_optimizers:
-            _check_groups(state[name], held[name], where)
-            with restoring(f"{name} ({type(state[name]).__name__})"):
+        with restoring(f"{name} ({type(state[name]).__name__})"):
+            if isinstance(state[name], Optimizer) and not states.loads_optimizers:
                 check_optimizer_state(held[name], state[name])
-        if isinstance(state[name], LRScheduler):
-            with restoring(f"{name} ({type(state[name]).__name__})"):
+            elif isinstance(state[name], LRScheduler):
                 check_scheduler_state(held[name], state[name])
     pairs = {name: (state[name], held[name]) for name in found if is_stateful(state[name])}
-    _restore(pairs, parts(state), strict, path, states)
+    _restore(pairs, parts(state), strict, states)
     for name in found:
         value = held.pop(name)
         if not is_stateful(state[name]):
@@ -156,7 +147,6 @@ def _restore(
     pairs: Mapping[str, tuple[Any, Any]],
     of_precision: tuple[nn.Module | None, Sequence[Optimizer]],
     strict: bool,
-    path: str,
     states: States,
 ) -> None:
     """Load each object's state. If this fails for an object, restore the objects that were loaded before it.
@@ -170,39 +160,20 @@ def _restore(
     with ExitStack() as undo:
         for name in (*names, *(name for name in names if isinstance(pairs[name][0], Precision))):
             target, value = pairs[name]
-            try:
+            with restoring(f"{name} ({type(target).__name__})"):
                 if not isinstance(target, late):
                     undo.callback(target.load_state_dict, copy.deepcopy(target.state_dict()))
-                with restoring(f"{name} ({type(target).__name__})"):
-                    if isinstance(target, nn.Module) and states.loads_modules:
-                        states.load_module_state(original(target), value, strict)
-                    elif isinstance(target, nn.Module):
-                        target.load_state_dict(value, strict=strict)
-                    elif isinstance(target, Optimizer) and states.loads_optimizers:
-                        states.load_optimizer_state(unwrapped(target), value)
-                    elif isinstance(target, Precision):
-                        target.load_state_dict(value, *of_precision)
-                    else:
-                        target.load_state_dict(value)
-            except CheckpointError:
-                raise
-            except Exception as error:
-                raise CheckpointError(
-                    f"{path}: {name} could not be restored into a {type(target).__name__}: {error!r}. "
-                    "Build everything as it was when it was saved."
-                ) from error
+                if isinstance(target, nn.Module) and states.loads_modules:
+                    states.load_module_state(original(target), value, strict)
+                elif isinstance(target, nn.Module):
+                    target.load_state_dict(value, strict=strict)
+                elif isinstance(target, Optimizer) and states.loads_optimizers:
+                    states.load_optimizer_state(unwrapped(target), value)
+                elif isinstance(target, Precision):
+                    target.load_state_dict(value, *of_precision)
+                else:
+                    target.load_state_dict(value)
         undo.pop_all()
-
-
-def _check_groups(optimizer: Optimizer, state: Any, where: str) -> None:
-    own = [len(group["params"]) for group in optimizer.param_groups]
-    with restoring(where):
-        saved = [len(group["params"]) for group in entry(state, "param_groups", (list, [{"params": list}]))]
-    if own != saved:
-        raise CheckpointError(
-            f"{where} is of an optimizer whose groups hold {saved} parameters, and those of this one hold {own}. "
-            "Build it as it was when it was saved."
-        )
 
 
 def parts(state: Mapping[str, Any]) -> tuple[nn.Module | None, list[Optimizer]]:
@@ -219,14 +190,20 @@ def parts(state: Mapping[str, Any]) -> tuple[nn.Module | None, list[Optimizer]]:
     return several, optimizers
 
 
+def wrong_argument(method: str, given: Any, name: str) -> WrongTypeError:
+    """Return the error of an Engine's ``save`` or ``load`` whose path or state has a wrong type."""
+    return WrongTypeError(
+        f"Engine.{method} got {described(given)} as the {name}. Pass the path first, and then a dictionary with a name "
+        f'for each object: engine.{method}("state.ckpt", {{"model": model}}).'
+    )
+
+
 def original(module: nn.Module) -> nn.Module:
     """Return the original module behind a wrapper; an unwrapped module is returned unchanged."""
     return module.module if isinstance(module, EngineModule) else module
 
 
 def _check_fits(module: nn.Module, weights: Any, strict: bool, where: str) -> None:
-    if not isinstance(weights, Mapping):
-        raise CheckpointError(f"{where} is {described(weights)} and no state dict. Use another file.")
     if any(hooks_before_loading(child) for child in module.modules()):
         return  # pre-hooks may rename entries, so only torch can check the names
     own = module.state_dict()

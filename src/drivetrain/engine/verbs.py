@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from drivetrain.checkpoints.io import background_of, reading
 from drivetrain.checkpoints.plain import decode, encode
 from drivetrain.engine import snapshots
 from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
-from drivetrain.errors import CheckpointError, ConfigurationError, described
+from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import familiar, rank_files
 from drivetrain.strategies.strategy import Strategy
 
@@ -215,12 +215,8 @@ class Verbs:
     @contextmanager
     def module_context(self, empty_init: bool | None) -> Iterator[None]:
         """Context in which new layers are created on the device and in the precision; ``empty_init``: uninitialized."""
-        with ExitStack() as stack:
-            stack.enter_context(self.tensor_context())
-            if (context := self.strategy.precision_plugin.module_init_context()) is not None:
-                stack.enter_context(context)
-            if empty_init:
-                stack.enter_context(NoInit())
+        precision, drawn = self.strategy.precision_plugin, NoInit() if empty_init else nullcontext()
+        with self.tensor_context(), precision.module_init_context() or nullcontext(), drawn:
             yield
 
     @contextmanager
@@ -260,10 +256,7 @@ class Verbs:
     def load(self, path: str | Path, state: Any, strict: bool, weights_only: bool | None) -> dict[str, Any]:
         """Read ``path`` into the objects of ``state``; return the file's remaining entries."""
         if not isinstance(path, (str, PathLike)):
-            raise ConfigurationError(
-                f"Engine.load got {described(path)} as the path. Pass the path first, and then a dictionary with a "
-                'name for each object: engine.load("state.ckpt", {"model": model}).'
-            )
+            raise snapshots.wrong_argument("load", path, "path")
         held = self.strategy.load_checkpoint(path, **reading(weights_only))
         own: Mapping[str, Any] = {}
         if isinstance(held, Mapping) and (_RANK_STATE in held or _RANK_FILES in held):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import tempfile
@@ -20,38 +19,25 @@ from drivetrain.launchers.launcher import LAUNCHER
 _MEETING_S = 30.0  # local rank 0 must create the board within so many seconds
 
 
-def begin(strategy: Any, starts_elsewhere: bool, stall_timeout_s: float | None) -> None:
-    """Let another process watch this program with an Engine, until this process ends.
+def begin(
+    strategy: Any, starts_elsewhere: bool, run_folder: Callable[[], Any], stall_timeout_s: float | None
+) -> Sheet | None:
+    """Let a process watch this rank until ``stall_timeout_s`` on its sheet, which is returned, is 0.
 
     Args:
-        strategy: the Engine's strategy.
+        strategy: provides the ranks.
         starts_elsewhere: whether a cluster or another program has started the processes.
-        stall_timeout_s: the number of seconds in a collective after which a rank is reported; ``None``: nothing is
-            watched.
+        run_folder: returns the folder into which the watching process writes stacks.
+        stall_timeout_s: seconds in a collective after which a rank is reported; ``None``: nothing is watched.
     """
     if not stall_timeout_s or (sheet := join(strategy, starts_elsewhere)) is None:
-        return
-    be_watched(sheet, os.getcwd, stall_timeout_s)
-    atexit.register(_end, sheet)
-
-
-def _end(sheet: Sheet) -> None:
-    sheet.words[STALL] = 0
-
-
-def be_watched(sheet: Sheet, run_folder: Callable[[], Any], stall_timeout_s: float) -> None:
-    """Let this rank answer the watching process, and write ``stall_timeout_s`` for it.
-
-    Args:
-        sheet: this rank's sheet on the board.
-        run_folder: returns the folder into which the watching process writes stacks.
-        stall_timeout_s: the argument of :func:`begin`.
-    """
-    with suppress(OSError):  # the folder does not exist: the launching process was killed, or a clean-up removed it
+        return None
+    with suppress(OSError):  # the folder is gone: the launching process was killed, or a clean-up removed it
         if sheet.local_rank == 0:
             sheet.note_run_folder(str(run_folder()))
         stacks.listen(sheet.folder, sheet.local_rank)
     sheet.words[STALL] = max(1, round(stall_timeout_s * 1000))
+    return sheet
 
 
 def join(strategy: Any, starts_elsewhere: bool) -> Sheet | None:

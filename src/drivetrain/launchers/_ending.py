@@ -1,15 +1,51 @@
-"""How long other ranks may run after one has failed or was asked to end."""
+"""How a rank's process has ended, and how long other ranks may run after one has failed or was asked to end."""
 
 from __future__ import annotations
 
 import math
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drivetrain.launchers.board import SAVE_BEGINS_S, SAVES, SAVING, Board
+from drivetrain.launchers.failure import Failure
+from drivetrain.launchers.launcher import LaunchError
+from drivetrain.launchers.signals import Sent, exception_of, was_asked_to_end
+from drivetrain.launchers.watch import Watch
 
+_POLL_S = 0.5  # seconds between two looks for a signal, which sets a deadline
 _SAVED_S = 1.0  # seconds for a rank to end after its save
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended whose function has not returned."""
+
+    failure: Failure
+    exit_code: int = 1
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal has asked it to end."""
+        return self.failure.interrupted or was_asked_to_end(self.exit_code)
+
+    def error(self, rank: int, name: str, places: Sequence[str] = ()) -> BaseException:
+        """Return the exception that the launching process raises.
+
+        Args:
+            rank: the global rank of the process.
+            name: its name in the message.
+            places: lines above the message: the positions of the ranks.
+        """
+        if self.asked:
+            interrupted = self.failure.interrupted or self.exit_code in (128 + signal.SIGINT, -signal.SIGINT)
+            return exception_of(signal.SIGINT if interrupted else signal.SIGTERM)
+        # the message comes last, because it contains the error
+        lines = (*places, f"{name} {self.failure.summary}", self.failure.cure)
+        error = LaunchError("\n".join(line for line in lines if line), rank, self.exit_code)
+        error.__cause__ = self.failure.cause()
+        return error
 
 
 @dataclass(eq=False, repr=False)
@@ -35,6 +71,39 @@ class Ending:
     deadline: float = field(default=math.inf, init=False)
     by_signal: bool = field(default=False, init=False)
     _saves_until: float = field(default=math.inf, init=False)
+
+    def turns(
+        self, running: Collection[int], failed: Mapping[int, Ended], sent: Sent, send: Callable[[int], None]
+    ) -> Iterator[float]:
+        """Yield, until all ranks have ended or must be killed, how many seconds to wait for the end of a rank.
+
+        After each wait, the caller updates ``running`` and ``failed``.
+
+        Args:
+            running: the ranks that still run; those of this machine by their local ranks.
+            failed: how ranks have failed.
+            sent: the signals that this process got.
+            send: sends a signal to all ranks.
+
+        Raises:
+            LaunchError: the ranks wait for each other.
+        """
+        watch = None if self.board is None else Watch(self.board)
+        ranks = () if self.board is None else self.board.ranks
+        while running:
+            left, count = min(self.deadline, sent.deadline) - self.clock(), len(running)
+            yield max(0.0, min(left, _POLL_S))
+            if left <= 0 and len(running) == count:
+                return
+            if failed:
+                asked = any(each.asked for each in failed.values())
+                by_itself = any(not (each.asked or each.failure.follows) for each in failed.values())
+                here = [each for each in running if each < len(ranks)]
+                # ranks that got a signal from here may be saving, and a second one could interrupt that
+                if self.look(here, asked=asked, failed=by_itself) and asked and sent.number is None:
+                    send(signal.SIGTERM)
+            elif watch is not None and sent.number is None and (text := watch.look()):
+                raise LaunchError(text, ranks[0], 1)
 
     def look(self, running: Sequence[int], *, asked: bool, failed: bool) -> bool:
         """Update the deadline when ranks have failed or were asked to end; return whether this is the first call.

@@ -27,6 +27,7 @@ from drivetrain.accelerators.accelerator import HOST
 from drivetrain.clusters.local import free_port
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import child
+from drivetrain.launchers._ending import Ended
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.failure import Failure
 from drivetrain.launchers.ray import Seat, hides_devices
@@ -49,14 +50,6 @@ class Origin:
     path: tuple[str, ...]
     argv: tuple[str, ...]
     state: ProcessState
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a failed process ended."""
-
-    failure: Failure
-    exit_code: int
 
 
 class RayActor:
@@ -182,4 +175,4 @@ def _ended(error: BaseException) -> Ended:
     with suppress(Exception):  # an exception that cannot be pickled stays a text
         # cloudpickle, because the exception's class may be defined in the program's own file
         failure = replace(failure, exception=cloudpickle.dumps(error))
-    return Ended(failure, 1)
+    return Ended(failure)

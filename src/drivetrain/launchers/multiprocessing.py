@@ -13,20 +13,18 @@ from typing import Any, ClassVar, Literal
 import torch.multiprocessing
 
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import ConfigurationError, SIGTERMException, did_you_mean
+from drivetrain.errors import ConfigurationError, did_you_mean
 from drivetrain.launchers import child, orphan, stacks
-from drivetrain.launchers._ending import Ending
+from drivetrain.launchers._ending import Ended, Ending
 from drivetrain.launchers._fork import check_fork
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.board import BOARD, Board
 from drivetrain.launchers.failure import Failure, first_of, read_failure
 from drivetrain.launchers.folder import job_folder
-from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each, variables_of
-from drivetrain.launchers.signals import Sent, exception_of, forwarding, say_who_is_killed, was_asked_to_end
-from drivetrain.launchers.watch import Watch
+from drivetrain.launchers.launcher import Launcher, threads_each, variables_of
+from drivetrain.launchers.signals import Sent, exception_of, forwarding, say_who_is_killed
 
 _PROBE_S = 10.0
-_POLL_S = 0.5  # seconds between two looks for a signal, which sets a deadline
 _ECHO_S = 1.0  # seconds for the process that caused a failure to report, after another has lost its connection
 
 
@@ -132,27 +130,16 @@ class MultiProcessingLauncher(Launcher):
         Raises:
             LaunchError: a process has failed, or the ranks wait for each other.
         """
-        folder = board.folder
-        failed: dict[int, Failure] = {}
-        watch, ending = Watch(board), Ending(board, self.stop_timeout_s, _ECHO_S)
+        folder, failed = board.folder, dict[int, Ended]()
+        ending = Ending(board, self.stop_timeout_s, _ECHO_S)
         with _ends(processes) as running:
-            while running:
-                left = min(ending.deadline, sent.deadline) - time.monotonic()
-                ended = [running.pop(end) for end in connection.wait(list(running), max(0.0, min(left, _POLL_S)))]
-                for rank in ended:
+            for seconds in ending.turns(running.values(), failed, sent, lambda number: _send(processes, number)):
+                for end in connection.wait(list(running), seconds):
+                    rank = running.pop(end)
                     processes[rank].join()
                     if not child.has_finished(folder, rank):
-                        failed[rank] = read_failure(folder, rank) or _silent(processes[rank].exitcode)
-                if left <= 0 and not ended:
-                    break
-                if not failed and sent.number is None and (text := watch.look()):
-                    raise LaunchError(text, next(iter(board.ranks)), 1)
-                if failed:
-                    ends = {rank: was_asked_to_end(processes[rank].exitcode) for rank in failed}
-                    asked = {rank for rank, failure in failed.items() if failure.interrupted or ends[rank]}
-                    by_itself = any(not failed[rank].follows for rank in failed.keys() - asked)
-                    if ending.look(list(running.values()), asked=bool(asked), failed=by_itself) and asked:
-                        _send(processes, signal.SIGTERM)  # the signal has no effect on a rank that is already ending
+                        code = processes[rank].exitcode
+                        failed[rank] = Ended(read_failure(folder, rank) or _silent(code), code)
             if ending.by_signal or time.monotonic() >= sent.deadline:
                 late = {rank: processes[rank].pid for rank in running.values()}
                 say_who_is_killed(board, late, min(sent.limit_s, self.stop_timeout_s))
@@ -160,20 +147,10 @@ class MultiProcessingLauncher(Launcher):
             raise exception_of(sent.number)
         if failed:
             stacks.note_collectives(board, [each for each, process in enumerate(processes) if process.is_alive()])
-            rank = first_of(failed)
-            _raise(rank, processes[rank], failed[rank], board)
-
-
-def _raise(local_rank: int, process: Any, failure: Failure, board: Board) -> None:
-    rank, code = board.ranks[local_rank], process.exitcode
-    if failure.interrupted or code in (128 + signal.SIGINT, -signal.SIGINT):
-        raise KeyboardInterrupt
-    if code in (128 + signal.SIGTERM, -signal.SIGTERM):  # -SIGTERM if the signal came before the Trainer handled it
-        raise SIGTERMException
-    message = f"Rank {rank} of {board.world_size} (process {process.pid}, exit code {code}) {failure.summary}"
-    # the message comes last, because it contains the error
-    lines = (*board.places(), board.stacks(local_rank).rstrip(), message, failure.cure)
-    raise LaunchError("\n".join(line for line in lines if line), rank, code) from failure.cause()
+            local_rank = first_of({rank: each.failure for rank, each in failed.items()})
+            rank, process = board.ranks[local_rank], processes[local_rank]
+            name = f"Rank {rank} of {board.world_size} (process {process.pid}, exit code {process.exitcode})"
+            raise failed[local_rank].error(rank, name, (*board.places(), board.stacks(local_rank).rstrip()))
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import re
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,14 +24,14 @@ from drivetrain.base.lazy import on_first_use
 from drivetrain.base.packages import ray, ray_scheduling, ray_util
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
-from drivetrain.errors import ConfigurationError, SIGTERMException, check_installed
-from drivetrain.launchers._ending import Ending
+from drivetrain.errors import ConfigurationError, check_installed
+from drivetrain.launchers._ending import Ended, Ending
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.board import BOARD, Board
+from drivetrain.launchers.failure import Failure
 from drivetrain.launchers.folder import job_folder
-from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each
-from drivetrain.launchers.signals import exception_of, forwarding
-from drivetrain.launchers.watch import Watch
+from drivetrain.launchers.launcher import Launcher, threads_each
+from drivetrain.launchers.signals import exception_of, forwarding, handled
 
 with on_first_use:
     from drivetrain.launchers import _ray_actor
@@ -41,7 +40,6 @@ with on_first_use:
 _HERE = "local"  # Ray's name for a cluster of only this machine
 _STORE_BYTES = 200 * 2**20  # Ray's default size of its object store is a third of this machine's memory
 _SOON_S = 10.0
-_POLL_S = 0.5  # a signal may have arrived
 _LAST_WORDS_S = 0.5  # Ray fetches the actors' output about ten times a second, while it is connected
 _ECHO_S = 10.0  # Ray takes seconds to detect a death; ranks that lose a connection report at once
 _CURE = "Create it where it is used: in setup, in configure_model, or in another hook, which run in each process."
@@ -225,61 +223,40 @@ class RayLauncher(Launcher):
             board: the board of this machine's ranks.
         """
         first, signals = b"", list[int]()
-        failed: list[_Failed] = []
-        watch = None if board is None else Watch(board)
-        ending = Ending(board, self.stop_timeout_s, _ECHO_S)
+        failed, errors = dict[int, Ended](), dict[int, BaseException]()
+        ending, ranks = Ending(board, self.stop_timeout_s, _ECHO_S), {rank.number: rank for rank in running.values()}
         with _handler_kept(signal.SIGTERM, without_rays=True), forwarding(signals.append, self.stop_timeout_s) as sent:
-            while running:
+            for seconds in ending.turns(ranks, failed, sent, signals.append):
                 while signals:
                     _pass_on(signals.pop(0), list(running.values()), here)
-                left = min(ending.deadline, sent.deadline) - time.monotonic()
-                ready, _ = ray.wait(list(running), timeout=max(0.0, min(left, _POLL_S)))
-                for each in ready:
-                    rank = running.pop(each)
+                for each in ray.wait(list(running), timeout=seconds)[0]:
+                    rank = ranks.pop(running.pop(each).number)
                     try:
                         end = ray.get(each)
                     except ray.exceptions.RayError as error:
                         end = error
                     if not isinstance(end, bytes):
-                        failed.append(self._failure(rank, end, board))
+                        failed[rank.number], errors[rank.number] = self._failure(rank, end, board)
                         # closes the connections of the failed rank, so that no other rank waits for it
                         ray.kill(rank.actor)
                     elif rank.number == 0:
                         first = end
-                if left <= 0 and not ready:
-                    break
-                if watch is not None and not failed and sent.number is None and (text := watch.look()):
-                    raise LaunchError(text, 0, 1)
-                if failed:
-                    asked = any(one.asked for one in failed)
-                    by_itself = any(not one.asked and not one.follows for one in failed)
-                    local = [rank.number for rank in running.values() if rank.seat.node == here]
-                    if ending.look(local, asked=asked, failed=by_itself) and asked and sent.number is None:
-                        _pass_on(signal.SIGTERM, list(running.values()), here)
         if sent.number is not None:
             raise exception_of(sent.number)
         if failed:
-            raise min(failed, key=lambda one: one.follows).error
+            raise errors[min(failed, key=lambda number: failed[number].failure.follows)]
         return first
 
-    def _failure(self, rank: _Rank, end: Any, board: Board | None) -> _Failed:
-        """Return the exception for a rank that has failed, with the positions of the ranks on its machine."""
+    def _failure(self, rank: _Rank, end: Any, board: Board | None) -> tuple[Ended, BaseException]:
+        """Return how a rank has failed, and the exception for it, with the positions of the ranks on its machine."""
         job = self.num_processes * self.num_nodes
         who = f"Rank {rank.number} of {job} (an actor of Ray on {rank.seat.address}, process {rank.seat.pid})"
-        places = [] if board is None else board.places()
-        if not isinstance(end, _ray_actor.Ended):
-            error = LaunchError("\n".join([*places, f"{who} died before it could report.", _DIED]), rank.number, 1)
+        reported = isinstance(end, Ended)
+        ended = end if reported else Ended(Failure(time.monotonic(), "died before it could report.", _DIED))
+        error = ended.error(rank.number, who, () if board is None else board.places())
+        if not reported:
             error.__cause__ = end
-            return _Failed(error)
-        failure = end.failure
-        if failure.interrupted:
-            return _Failed(KeyboardInterrupt(), asked=True)
-        if end.exit_code == 128 + signal.SIGTERM:
-            return _Failed(SIGTERMException(), asked=True)
-        lines = [line for line in (*places, f"{who} {failure.summary}", failure.cure) if line]
-        error = LaunchError("\n".join(lines), rank.number, end.exit_code)
-        error.__cause__ = failure.cause()
-        return _Failed(error, follows=failure.follows)
+        return ended, error
 
 
 @dataclass(frozen=True)
@@ -306,21 +283,6 @@ class _Rank:
     number: int
     seat: Seat
     actor: Any
-
-
-@dataclass(frozen=True)
-class _Failed:
-    """A rank that has failed.
-
-    Attributes:
-        error: the exception to raise.
-        follows: whether the failure seems to follow from another rank's failure.
-        asked: whether a signal has asked the rank to end.
-    """
-
-    error: BaseException
-    follows: bool = False
-    asked: bool = False
 
 
 def variables_for(seats: Sequence[Seat], here: str, board: Path | None = None) -> list[dict[str, str]]:
@@ -421,12 +383,7 @@ def _handler_kept(number: signal.Signals, without_rays: bool = False) -> Iterato
         without_rays: inside, disable Ray's handler, which would end the program at once.
     """
     before = signal.getsignal(number)
-    may_set = before is not None and threading.current_thread() is threading.main_thread()
     is_rays = str(getattr(before, "__module__", "")).partition(".")[0] == "ray"
-    if without_rays and is_rays and may_set:
-        signal.signal(number, signal.SIG_DFL)
-    try:
+    inside = signal.SIG_DFL if without_rays and is_rays else before
+    with handled({} if before is None else {number: inside}):  # None: a handler that Python cannot restore
         yield
-    finally:
-        if may_set:
-            signal.signal(number, before)

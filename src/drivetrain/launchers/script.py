@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -87,9 +86,8 @@ class ScriptLauncher(Launcher):
             board = Board(folder, range(first, first + self.num_processes), size)
             own = {LAUNCHER: str(os.getpid()), BOARD: str(folder)}
             try:
-                with _within(_directory()):
-                    for each in variables:
-                        processes.append(_started(command, {**each, **own}))
+                for each in variables:
+                    processes.append(_started(command, {**each, **own}))
                 have_started = True
                 for number in early:
                     _send(processes, number)
@@ -110,8 +108,10 @@ class ScriptLauncher(Launcher):
 
 def _started(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a rank in its own session, so that it gets signals only from this process, each once."""
-    environ = {**os.environ, **variables}
-    return subprocess.Popen(command, env=environ, start_new_session=True, preexec_fn=_dies_with_launcher())
+    return subprocess.Popen(
+        command, env={**os.environ, **variables}, cwd=_directory(), start_new_session=True,
+        preexec_fn=_dies_with_launcher(),
+    )  # fmt: skip
 
 
 def _dies_with_launcher() -> Callable[[], None] | None:
@@ -166,10 +166,10 @@ def _first_failure(
         running = [rank for rank, code in enumerate(codes) if code is None]
         if not first and any(codes):
             first = next(code for code in codes if code)
-            if was_asked_to_end(first):
-                _send(processes, signal.SIGTERM)  # the signal has no effect on a rank that is already ending
-            else:
+            if not was_asked_to_end(first):
                 stacks.note_collectives(board, running)
+            elif sent.number is None:  # ranks that got a signal from here may be saving, which another could interrupt
+                _send(processes, signal.SIGTERM)
         if first:
             ending.look(running, asked=was_asked_to_end(first), failed=False)
         if not running or time.monotonic() >= min(ending.deadline, sent.deadline):
@@ -262,14 +262,3 @@ def _directory() -> str:
         if not os.path.isabs(argument) and path.endswith(f"{os.sep}{argument}"):
             return str(path.removesuffix(f"{os.sep}{argument}"))
     return STARTED_IN
-
-
-@contextmanager
-def _within(directory: str) -> Iterator[None]:
-    """Context with another working directory."""
-    before = os.getcwd()
-    os.chdir(directory)
-    try:
-        yield
-    finally:
-        os.chdir(before)

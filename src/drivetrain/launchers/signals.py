@@ -49,6 +49,23 @@ def exception_of(number: int) -> BaseException:
 
 
 @contextmanager
+def handled(handlers: Mapping[int, Any]) -> Iterator[None]:
+    """Context with these handlers of signals; the previous ones are restored at its end. No effect in another thread
+    than the main one, where Python sets no handlers.
+    """
+    before = dict[int, Any]()
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                before[number] = signal.getsignal(number)
+                signal.signal(number, handler)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[Sent]:
     """Context in which signals are forwarded to the ranks, which save and end; yields the record of signals.
 
@@ -72,18 +89,11 @@ def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[S
             sent.deadline = min(sent.deadline, time.monotonic() + sent.limit_s)
         send(number)
 
-    try:
-        if threading.current_thread() is threading.main_thread():
-            for name in _PASSED_ON:
-                number = getattr(signal, name, None)
-                if number is not None and _is_passed_on(number):
-                    # stored before the handler is set, because the signal may arrive at once
-                    before[number] = signal.getsignal(number)
-                    signal.signal(number, handle)
+    numbers = [number for name in _PASSED_ON if (number := getattr(signal, name, None)) and _is_passed_on(number)]
+    # stored before the handler is set, because the signal may arrive at once
+    before.update({number: signal.getsignal(number) for number in numbers})
+    with handled(dict.fromkeys(numbers, handle)):
         yield sent
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _is_passed_on(number: int) -> bool:

@@ -229,21 +229,23 @@ def _wait(is_over: Callable[[], bool], seconds: float) -> None:
 
 def _signalled(board: Board, pids: Mapping[int, int], answer_s: float) -> dict[int, str]:
     """Return the stacks that faulthandler writes in these ranks; "" if it could not."""
-    before = {each: _size(board, each) for each in pids}
-    after, grew = dict(before), time.monotonic()
-    for pid in pids.values():
-        with contextlib.suppress(OSError):
-            os.kill(pid, _NUMBER)
+    found, grew = dict.fromkeys(pids, b""), time.monotonic()
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # the folder may be removed at any time
+        written = {each: stack.enter_context(open(board.folder / f"{each}.{_ASKED}", "rb")) for each in pids}
+        for each, pid in pids.items():
+            written[each].seek(0, os.SEEK_END)
+            with contextlib.suppress(OSError):
+                os.kill(pid, _NUMBER)
 
-    def are_complete() -> bool:
-        nonlocal after, grew
-        now = {each: _size(board, each) for each in pids}
-        if now != after:
-            after, grew = now, time.monotonic()
-        return all(now[each] > before[each] for each in pids) and time.monotonic() - grew >= _SETTLED_S
+        def are_complete() -> bool:
+            nonlocal grew
+            for each, file in written.items():
+                if new := file.read():
+                    found[each], grew = found[each] + new, time.monotonic()
+            return all(found.values()) and time.monotonic() - grew >= _SETTLED_S
 
-    _wait(are_complete, answer_s)
-    return {each: _tail(board, each, before[each]) for each in pids}
+        _wait(are_complete, answer_s)
+    return {each: stacks.decode(errors="replace") for each, stacks in found.items()}
 
 
 def note_collectives(board: Board, local_ranks: Sequence[int]) -> None:
@@ -253,31 +255,13 @@ def note_collectives(board: Board, local_ranks: Sequence[int]) -> None:
             board.note_collective(each, f"in {waits}")
 
 
-def _size(board: Board, local_rank: int) -> int:
-    with contextlib.suppress(OSError):
-        return (board.folder / f"{local_rank}.{_ASKED}").stat().st_size
-    return 0
-
-
 def _write(board: Board, local_rank: int, name: str) -> bool:
-    try:
-        pipe = os.open(board.folder / f"{local_rank}.{_PIPE}", os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:  # the process has ended, or belongs to another user
-        return False
-    try:
-        os.write(pipe, f"{name}\n".encode())
-    except OSError:
-        return False
-    finally:
-        os.close(pipe)
-    return True
-
-
-def _tail(board: Board, local_rank: int, begin: int) -> str:
-    with contextlib.suppress(OSError), open(board.folder / f"{local_rank}.{_ASKED}", errors="replace") as file:
-        file.seek(begin)
-        return file.read()
-    return ""
+    path = board.folder / f"{local_rank}.{_PIPE}"
+    with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
+        end = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        with open(end, "wb", buffering=0) as pipe:
+            return pipe.write(f"{name}\n".encode()) is not None  # None: the pipe is full
+    return False
 
 
 def _read(path: Path, stacks: str) -> tuple[str, flight.Trace | None]:

@@ -24,6 +24,7 @@ _PACKAGES = ("site-packages", "dist-packages")  # folders of packages, inside Py
 _Print = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 _FOLLOWS = "_follows_another_rank"  # an attribute of exceptions
 _before: list[_Print] = []  # the previous sys.excepthook; empty until cut_tracebacks() is called
+_tell: list[Callable[[BaseException], object]] = []  # called with an uncaught exception before it is printed
 
 
 def is_library(path: str) -> bool:
@@ -34,8 +35,10 @@ def is_library(path: str) -> bool:
     return found != _NOT_THE_USERS[-1] or not any(f"{os.sep}{each}{os.sep}" in path for each in _PACKAGES)
 
 
-def cut_tracebacks() -> None:
-    """From now on, leave library frames out of the traceback of an uncaught exception."""
+def cut_tracebacks(tell: Callable[[BaseException], object] | None = None) -> None:
+    """From now on, leave library frames out of the traceback of an uncaught exception; ``tell`` gets it first."""
+    if tell is not None:
+        _tell[:] = [tell]
     if not _before:
         _before.append(sys.excepthook)
         sys.excepthook = _print_cut
@@ -74,6 +77,8 @@ def _kept(error: BaseException, files: Sequence[str]) -> list[int]:
 
 
 def _print_cut(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    for tell in _tell:
+        tell(error)
     complete: list[tuple[BaseException, TracebackType | None]] = []
     each: BaseException | None = error
     while each is not None and all(each is not seen for seen, _ in complete):

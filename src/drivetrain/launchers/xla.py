@@ -13,13 +13,15 @@ from typing import Any, ClassVar
 
 from drivetrain.base import files
 from drivetrain.base.packages import torch_xla, xla_multiprocessing, xla_runtime
+from drivetrain.clusters.xla import check_no_launcher
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import child
+from drivetrain.launchers._ending import Ended
 from drivetrain.launchers._fork import check_fork
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.failure import first_of, read_failure
 from drivetrain.launchers.folder import job_folder
-from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each
+from drivetrain.launchers.launcher import Launcher, threads_each
 
 _METHOD = "fork"
 _PROBE_S = 10.0
@@ -59,18 +61,14 @@ class XLALauncher(Launcher):
                 with _kills_the_others(folder):
                     xla_multiprocessing.spawn(_replica, args=(str(folder),), nprocs=None, start_method=_METHOD)
                 return child.read_result(folder)
-            except BaseException as error:
-                self._explain(folder, error)
+            except BaseException:
+                self._explain(folder)
                 raise
             finally:
                 del _calls[str(folder)]
 
     def _check(self, threads: int | None) -> None:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ConfigurationError(
-                f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that a launcher has started several processes, but "
-                "torch_xla starts the replicas itself. Start the program once on each machine, without a launcher."
-            )
+        check_no_launcher()
         if torch_xla._XLAC._xla_runtime_is_initialized():
             raise ConfigurationError(
                 "torch_xla's runtime has started in this process, and the replicas, which are copies of it, cannot use "
@@ -79,17 +77,12 @@ class XLALauncher(Launcher):
             )
         check_fork(threads, _PROBE_S)
 
-    def _explain(self, folder: Path, error: BaseException) -> None:
+    def _explain(self, folder: Path) -> None:
         """Raise the failure of a replica, if one has reported it."""
         failures = {rank: found for rank in range(self.num_processes) if (found := read_failure(folder, rank))}
-        if not failures:
-            return
-        rank = first_of(failures)
-        failure = failures[rank]
-        if failure.interrupted:
-            raise KeyboardInterrupt from error
-        message = f"Replica {rank} of this machine's {self.num_processes} {failure.summary}"
-        raise LaunchError(f"{message}\n{failure.cure}".strip(), rank, 1) from failure.cause()
+        if failures:
+            rank = first_of(failures)
+            raise Ended(failures[rank]).error(rank, f"Replica {rank} of this machine's {self.num_processes}")
 
 
 def _replica(ordinal: int, folder: str) -> None:

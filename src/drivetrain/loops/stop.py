@@ -28,13 +28,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-import torch.distributed as dist
-
-from drivetrain.base import torch_private
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.data.sampled_passes import workers_outlive_sigterm
 from drivetrain.errors import SIGTERMException
 from drivetrain.launchers import stacks
+from drivetrain.launchers.signals import handled
 from drivetrain.loops.progress import phase_name
 from drivetrain.loops.run import Run
 from drivetrain.strategies import waiting
@@ -121,8 +119,10 @@ class Stop:
                 batch.
         """
         if self._size > 1:
-            self._store = _second_store()
-            # without a store, the ranks cannot agree, so signals end this rank at once, as without a Trainer
+            # a second connection, because a blocking request would block this process's other requests
+            with contextlib.suppress(RuntimeError, AttributeError):  # there is no store, or it allows only one
+                self._store = waiting.store_of_job().clone()
+            # without a store to agree through, signals end this rank at once, as without a Trainer
             if self._store is None:
                 yield
                 return
@@ -240,22 +240,19 @@ class Stop:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before: dict[int, Any] = {}
         note.is_written = False
-        try:
-            for number in map(int, _SIGNALS):
-                known = signal.getsignal(number)
-                default = signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler
-                if known is default or (number == signal.SIGTERM and callable(known)):
-                    self._before[number] = before[number] = known
-                    signal.signal(number, self._note)
-            workers_outlive_sigterm(True)
-            with self._signals_in_pipe():
-                yield
-        finally:
-            workers_outlive_sigterm(False)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        for number in map(int, _SIGNALS):
+            known = signal.getsignal(number)
+            default = signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler
+            if known is default or (number == signal.SIGTERM and callable(known)):
+                self._before[number] = known
+        with handled(dict.fromkeys(self._before, self._note)):
+            try:
+                workers_outlive_sigterm(True)
+                with self._signals_in_pipe():
+                    yield
+            finally:
+                workers_outlive_sigterm(False)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         # A forked process, such as a loader's worker, inherits this handler: it ignores Ctrl-C and ends on SIGTERM.
@@ -398,20 +395,6 @@ def _exception(reason: str) -> BaseException:
         return KeyboardInterrupt()
     _ended_in[:] = [os.getpid()]
     return SIGTERMException()
-
-
-def _second_store() -> Any:
-    """Return a separate connection to the job's store, because requests on one connection wait for each other.
-
-    Return ``None`` if the processes of the job have no store.
-    """
-    if not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
-        return None
-
-    try:
-        return torch_private.default_store().clone()
-    except (RuntimeError, AttributeError):
-        return None
 
 
 def _forget_pipe() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.packages import torch_xla, xla_model, xla_multiprocessing, xla_parallel_loader, xla_runtime
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.clusters.xla import XLAEnvironment
+from drivetrain.clusters.xla import XLAEnvironment, check_no_launcher
 from drivetrain.data.combined import without_restart
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
@@ -199,23 +198,10 @@ class XLAStrategy(XLAExecution, DDPStrategy):
 
     def setup_environment(self) -> None:
         if self.num_processes == 1:
-            self._be_the_replica()
+            check_no_launcher()
+            xla_multiprocessing.spawn(_nothing, nprocs=1)  # lets torch_xla set up this process for one device
         self._device = torch.device(torch_xla.device())
         super().setup_environment()
-
-    def _be_the_replica(self) -> None:
-        """Let torch_xla set up this process for one device.
-
-        Raises:
-            ConfigurationError: a launcher has started several processes.
-        """
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ConfigurationError(
-                f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that a launcher has started several processes, and "
-                f"{type(self).__name__} starts its replicas itself. Start the program once on each machine, without "
-                "a launcher."
-            )
-        xla_multiprocessing.spawn(_nothing, nprocs=1)
 
     def _check_group(self) -> None:
         """Do nothing: a process group that the user has created is not used."""

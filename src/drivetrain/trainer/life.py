@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 import time
 import uuid
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.supplied import supplied
 from drivetrain.callback import Callback, Checkpoint, connect_module
+from drivetrain.launchers.signals import handled
 from drivetrain.loops.evaluate import Stage, evaluate, predict
 from drivetrain.loops.fit import fit
 from drivetrain.loops.loaders import Loaders
@@ -31,7 +33,6 @@ from drivetrain.strategies.step import Step
 from drivetrain.trainer import attach, checkpoint, comparison, compiling, profiling, rank_parts, resume_line, telling
 from drivetrain.trainer.job import Job
 from drivetrain.trainer.shown import watch
-from drivetrain.trainer.switches import interrupts_ignored
 from drivetrain.trainer.votes import Vote, votes_of
 
 if TYPE_CHECKING:
@@ -299,7 +300,7 @@ def abort(trainer: Trainer, error: BaseException) -> None:
             _attempt(end_record, trainer, error)
         return
     trainer.logbook.leave_batch()
-    with interrupts_ignored():
+    with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), signal.SIG_IGN)):  # nothing interrupts the clean-up
         for callback in trainer.callbacks:
             if overrides(callback, "on_exception", Callback):
                 _attempt(callback.on_exception, trainer, trainer.lightning_module, error)

@@ -73,15 +73,10 @@ def watch(trainer: Trainer) -> None:
 
     :mod:`drivetrain.launchers.watch` describes what that process does.
     """
-    stall_s = trainer.settings.stall_timeout_s
-    if not stall_s:
-        return
-    sheet = watching.join(trainer.strategy, trainer.plan.environment.creates_processes_externally)
-    if sheet is None:
-        return
-    if trainer.progress.slot is not sheet.words:
+    elsewhere, stall_s = trainer.plan.environment.creates_processes_externally, trainer.settings.stall_timeout_s
+    sheet = watching.begin(trainer.strategy, elsewhere, lambda: trainer.log_dir or trainer.default_root_dir, stall_s)
+    if sheet is not None and trainer.progress.slot is not sheet.words:
         _show(trainer.progress, sheet)
-    watching.be_watched(sheet, lambda: trainer.log_dir or trainer.default_root_dir, stall_s)
 
 
 def _show(progress: Progress, sheet: Sheet) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Literal
@@ -32,20 +30,6 @@ def torch_switches(settings: Settings, training: bool) -> Iterator[None]:
             if settings.detect_anomaly:
                 stack.enter_context(torch.autograd.set_detect_anomaly(True))
         yield
-
-
-@contextmanager
-def interrupts_ignored() -> Iterator[None]:
-    """Context in which Ctrl-C and SIGTERM do not interrupt the clean-up; it does nothing outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _use_deterministic(mode: bool | Literal["warn"], stack: ExitStack) -> None:
