@@ -204,8 +204,9 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
         os.setsid()  # the launcher forwards signals; without its own session this process would also get the terminal's
     try:
         state.open().apply(place.variables)
-        if place.threads is not None:
-            torch.set_num_threads(place.threads)
+        # A forked process also sets the number that torch has: its first call rebuilds torch's pool of threads, and torch
+        # aborts if another thread needs the pool at this moment.
+        torch.set_num_threads(place.threads or torch.get_num_threads())
         function, args, kwargs = call.open()
         own_parameters()
         result = function(*args, **kwargs)

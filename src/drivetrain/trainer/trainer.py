@@ -370,7 +370,7 @@ class Trainer(TrainerView):
         datamodule: LightningDataModule | None,
         ckpt_path: str | Path | None,
         weights_only: bool | None,
-        unknown: Mapping[str, Any],
+        unknown: Mapping[str, Any] | None = None,
     ) -> jobs.Job:
         """Check the arguments of an entry point and return the job; nothing is built.
 
