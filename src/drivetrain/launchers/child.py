@@ -204,8 +204,8 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
         os.setsid()  # the launcher forwards signals; without its own session this process would also get the terminal's
     try:
         state.open().apply(place.variables)
-        # A forked process also sets the number that torch has: its first call rebuilds torch's pool of threads, and torch
-        # aborts if another thread needs the pool at this moment.
+        # A forked process also sets the number that torch has: the first call rebuilds torch's pool of threads, and
+        # torch aborts if another thread needs the pool meanwhile.
         torch.set_num_threads(place.threads or torch.get_num_threads())
         function, args, kwargs = call.open()
         own_parameters()
