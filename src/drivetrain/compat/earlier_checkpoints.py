@@ -225,7 +225,8 @@ def _progress_of_epochs(checkpoint: State) -> State:
 def _fresh_progress() -> State:
     """Return the counters of a fit that has not begun.
 
-    An epoch that a limit or a request has cut short counts as complete: its other batches are never trained on.
+    With these counters, an epoch that a limit or a request to stop has cut short counts as complete: a resumed fit does
+    not train on its remaining batches.
     """
     return {**Progress().state_dict(), **Window().place()}
 

@@ -1,4 +1,4 @@
-"""``pytorch.cli``: build an object from hyperparameters that LightningCLI has saved."""
+"""Lightning's ``pytorch.cli``: build an object from hyperparameters that LightningCLI has saved."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) 
 
     Args:
         class_type: the class.
-        config: arguments as on the command line, with objects as ``class_path`` and ``init_args``; ``_class_path`` is
-            the path of a subclass.
+        config: arguments as on the command line, with objects as ``class_path`` and ``init_args``; the entry
+            ``_class_path``, if there is one, is the path of a subclass.
 
     Raises:
         ConfigurationError: the class at that path is not a subclass.

@@ -1,4 +1,4 @@
-"""``fabric.utilities.spike``: detect spikes of the loss in a program's own loop."""
+"""Lightning's ``fabric.utilities.spike``: detect spikes of the loss in a program's own loop."""
 
 from __future__ import annotations
 

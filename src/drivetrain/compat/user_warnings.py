@@ -1,4 +1,6 @@
-"""``utilities.warnings``: a category for filters in programs. drivetrain's own warnings are plain UserWarnings."""
+"""Lightning's ``utilities.warnings``: a category of warnings that programs filter. Outside drivetrain.compat,
+drivetrain's warnings have other categories.
+"""
 
 from __future__ import annotations
 

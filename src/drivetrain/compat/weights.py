@@ -1,4 +1,4 @@
-"""``utilities.load`` and ``utilities.init``, for programs on Fabric: load weights and create layers."""
+"""Lightning's ``utilities.load`` and ``utilities.init``, for programs on Fabric: load weights and create layers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def _materialize_tensors(collection: Any) -> Any:
 def _move_state_into(
     source: MutableMapping[str, Any], destination: MutableMapping[str, Any], keys: set[str] | None = None
 ) -> None:
-    """Move the entries ``keys``, by default all, from one dictionary to the other, whose objects load them."""
+    """Move the entries ``keys``, by default all, from ``source`` to ``destination``; objects there load their entries.
+    """
     for key in list(source.keys() if keys is None else keys & source.keys()):
         state = source.pop(key)
         if key in destination and hasattr(destination[key], "load_state_dict"):

@@ -7,7 +7,7 @@ import sys
 
 
 def _install() -> None:
-    """Install drivetrain.compat as in the parent; do nothing if this Python has no drivetrain."""
+    """Install drivetrain.compat as the parent process did; do nothing if this Python has no drivetrain."""
     if "DRIVETRAIN_COMPAT" in os.environ and importlib.util.find_spec("drivetrain") is not None:
         from drivetrain import compat
         from drivetrain.compat import children
