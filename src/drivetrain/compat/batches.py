@@ -27,8 +27,7 @@ def move_data_to_device(batch: Any, device: torch.device | str | int) -> Any:
 
 
 def convert_to_tensors(data: Any, device: torch.device | str | int) -> Any:
-    """Return ``data`` with its numbers and NumPy arrays as tensors on ``device``; bools become uint8, integers int32.
-    """
+    """Return ``data`` with its numbers and NumPy arrays as tensors on ``device``; bools become uint8, ints int32."""
     return move_data_to_device(map_leaves(_as_tensor, data), device)
 
 

@@ -25,8 +25,7 @@ default_pg_timeout = timedelta(seconds=1800)
 
 
 class Collective(ABC):
-    """Base class: collective operations between the ranks of a group. Each returns the tensor or list that it wrote to.
-    """
+    """Base class: operations between the ranks of a group. Each returns the tensor or list that it has written to."""
 
     def __init__(self) -> None:
         self._group: Any = None

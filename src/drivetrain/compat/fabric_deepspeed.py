@@ -1,5 +1,4 @@
-"""Lightning's ``fabric.strategies.DeepSpeedStrategy``: DeepSpeed's engines in your own loop, with Fabric's signatures.
-"""
+"""Lightning's ``fabric.strategies.DeepSpeedStrategy``: DeepSpeed in your own loop, with Fabric's signatures."""
 
 from __future__ import annotations
 
@@ -281,8 +280,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         return loss
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        """Do nothing for an engine's optimizer: the engine may be accumulating gradients, and clears them in its steps.
-        """
+        """Do nothing for an engine's optimizer: the engine may be accumulating gradients, and clears them itself."""
         if self._of(optimizer) is None:
             optimizer.zero_grad()
 

@@ -191,8 +191,7 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
         norm_type: float = 2.0,
         error_if_nonfinite: bool = True,
     ) -> Tensor | None:
-        """Clip the gradients of all shards by their total norm, and return the norm; ``error_if_nonfinite`` is ignored.
-        """
+        """Clip all shards' gradients by their total norm, and return the norm; ``error_if_nonfinite`` is ignored."""
         self.precision_plugin.unscale_gradients(optimizer)
         return module.clip_grad_norm_(max_norm=max_norm, norm_type=norm_type)
 

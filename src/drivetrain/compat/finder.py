@@ -104,8 +104,7 @@ class CompatFinder:
             warnings.simplefilter("default", category=LightningDeprecationWarning)
 
     def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterator[Distribution]:
-        """Return drivetrain's substitutes for Lightning's distributions, which ``importlib.metadata`` then finds first.
-        """
+        """Return drivetrain's substitutes for Lightning's distributions; ``importlib.metadata`` finds them first."""
         from drivetrain.compat.distribution import distributions
 
         return distributions(None if context is None else context.name)
@@ -174,8 +173,7 @@ def names(path: str, of: table.Table | None = None) -> set[str]:
 
 
 def find(path: str, name: str) -> tuple[str, str] | None:
-    """Return drivetrain's module and name for a name of Lightning's module ``path``; ``None`` if it is not available.
-    """
+    """Return drivetrain's module and name for a name of Lightning's module ``path``; ``None`` if there is none."""
     return next(((home, ours) for offered, home, ours in offers(path) if offered == name), None)
 
 

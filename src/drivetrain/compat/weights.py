@@ -41,8 +41,7 @@ def _materialize_tensors(collection: Any) -> Any:
 def _move_state_into(
     source: MutableMapping[str, Any], destination: MutableMapping[str, Any], keys: set[str] | None = None
 ) -> None:
-    """Move the entries ``keys``, by default all, from ``source`` to ``destination``; objects there load their entries.
-    """
+    """Move the entries ``keys``, by default all, from ``source`` into ``destination``, whose objects load them."""
     for key in list(source.keys() if keys is None else keys & source.keys()):
         state = source.pop(key)
         if key in destination and hasattr(destination[key], "load_state_dict"):
