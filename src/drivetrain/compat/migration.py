@@ -31,7 +31,7 @@ def migrate_checkpoint(
     The checkpoint's position in training is converted to drivetrain's counters.
 
     Args:
-        checkpoint: the data that was read; its version becomes the present one.
+        checkpoint: the data that was read; its version becomes Lightning 2.6's.
         target_version: convert only if the layout's last change is not later than this version.
 
     Returns:

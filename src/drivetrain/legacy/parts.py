@@ -56,7 +56,7 @@ class EarlierAccelerator:
     """What the accelerators of both generations have in common.
 
     Attributes:
-        hardware: the name of the present accelerator.
+        hardware: the name of drivetrain's accelerator.
         optimizer_frequencies: for each optimizer, the number of successive batches that step only this optimizer;
             empty: every batch steps all optimizers.
         ends_evaluation_epochs: whether ``on_epoch_start`` and ``on_epoch_end`` are called in evaluations too.

@@ -122,9 +122,7 @@ class _Rewriter:
         return ("drivetrain" if is_bare else bound.local), module
 
     def _import_for(self, bound: Bound, today: Today) -> str:
-        """Add an import of ``today`` next to the import of ``bound``, if it is needed, and return the local name of
-        ``today``.
-        """
+        """Add an import of ``today`` next to the import of ``bound``, if needed; return the local name of ``today``."""
         name = today.name or today.home.rpartition(".")[2]
         taken = name in self.bindings.taken or name in {each.local for each in self.bindings.bound if each.name}
         existing = self.bindings.by_local.get(name)
@@ -180,8 +178,7 @@ class _Rewriter:
         self._put(node, doomed, before)
 
     def _item(self, bound: Bound, alias: ast.alias) -> _Item:
-        """Return the import of drivetrain's counterpart of an imported name, or the original import if there is none.
-        """
+        """Return the import of drivetrain's counterpart of an imported name; the original import if there is none."""
         if not bound.name:  # a module
             module = self.names.module(bound.module)
             if module is not None:

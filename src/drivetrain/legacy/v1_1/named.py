@@ -1,4 +1,4 @@
-"""The named accelerators of the 1.1 generation, each based on a present strategy."""
+"""The accelerators of Lightning 1.1 that a flag names; a strategy of drivetrain does the work of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from drivetrain.legacy.v1_1.accelerators import Accelerator
 
 
 class _Spawns(Accelerator):
-    """Starts its processes from this one.
+    """An accelerator whose processes this process starts.
 
     Args:
         trainer, cluster_environment, ddp_plugin: as for :class:`Accelerator`.
@@ -49,13 +49,13 @@ class DDPAccelerator(Accelerator):
 
 
 class DDP2Accelerator(Accelerator):
-    """One process per machine, for all devices there; gradients are averaged between machines."""
+    """One process per machine, which uses all devices of the machine; gradients are averaged between machines."""
 
     strategy_name, nickname = "ddp2", "ddp2"
 
 
 class DDPSpawnAccelerator(_Spawns):
-    """:class:`DDPAccelerator` with processes started from this one."""
+    """:class:`DDPAccelerator` with processes that this process starts."""
 
     nickname = "ddp"
 
@@ -79,12 +79,12 @@ class DDPCPUHPCAccelerator(DDPHPCAccelerator):
 
 
 class HorovodAccelerator(Accelerator):
-    """Processes that ``horovodrun`` or ``mpirun`` has started; gradients are averaged asynchronously."""
+    """``horovodrun`` or ``mpirun`` starts the processes; gradients are averaged asynchronously."""
 
     strategy_name, nickname = "horovod", "horovod"
 
 
 class TPUAccelerator(Accelerator):
-    """One process per TPU core, by ``torch_xla``."""
+    """One process per TPU core, with ``torch_xla``."""
 
     hardware, strategy_name = "tpu", "xla"
