@@ -141,7 +141,7 @@ class Collective(ABC):
 
 
 class TorchCollective(Collective):
-    """A collective over torch.distributed.
+    """The operations of torch.distributed.
 
     Raises:
         RuntimeError: torch was built without torch.distributed.

@@ -212,8 +212,8 @@ class LoaderSource:
         return run is not None and run.loaders.available(self._stage)
 
     def dataloader(self) -> Any:
-        """Return the loaders that were passed for the stage or that its hook returns, before they are distributed to
-        the ranks.
+        """Return the stage's loaders, passed by the program or returned by a hook, before their samples are distributed
+        over the ranks.
 
         Raises:
             ConfigurationError: there are no loaders. In ``setup``, loaders that were passed to the Trainer are not

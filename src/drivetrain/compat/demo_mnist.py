@@ -25,12 +25,12 @@ class _HostedMNIST(Dataset[tuple[Tensor, int]]):
     """MNIST, read from two files of tensors; :func:`MNIST` returns this dataset where torchvision's cannot be used.
 
     Args:
-        root: the folder above the files.
+        root: the folder whose subfolder ``MNIST/complete`` has the files.
         train: True: the training images; False: the test images.
         normalize: the mean and the standard deviation of pixels (0 to 255), to normalize them; ``None``: do not
             normalize.
         download: download missing files.
-        kwargs: ignored; torchvision's class has further arguments.
+        kwargs: further arguments of torchvision's class, which are ignored.
 
     Raises:
         FileNotFoundError: a file is missing, and ``download`` is False.
@@ -159,5 +159,5 @@ class MNISTDataModule(LightningDataModule):
             shuffle=shuffle,
             num_workers=self.num_workers,
             drop_last=True,
-            pin_memory=torch.accelerator.is_available(),  # without an accelerator torch would warn
+            pin_memory=torch.accelerator.is_available(),  # torch warns about True without an accelerator
         )

@@ -24,7 +24,7 @@ def get_nvidia_gpu_stats(device: torch.device | str | int) -> dict[str, float]:
 
 
 def get_device_stats() -> dict[str, float]:
-    """Return percentages in use on an Apple machine."""
+    """Return statistics of an Apple machine, such as the percentage of its memory in use."""
     return MPSAccelerator().get_device_stats(torch.device("mps"))
 
 

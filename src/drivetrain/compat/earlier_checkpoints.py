@@ -216,7 +216,7 @@ def _progress_of_epochs(checkpoint: State) -> State:
     return {
         **_fresh_progress(),
         "current_epoch": int(checkpoint.get("epoch", 0)),
-        "earlier_batches": steps,  # too few, if steps had several batches each
+        "earlier_batches": steps,  # too few if gradients were accumulated over several batches
         "global_step": steps,
         "stepped_batches": steps,
     }
@@ -271,7 +271,7 @@ def _state_key(key: Any) -> str:
     try:
         given = ast.literal_eval(_INTERVAL.sub(_in_seconds, brace + arguments))
     except (ValueError, SyntaxError, TypeError, OverflowError):
-        return str(key)  # a user's own key
+        return str(key)  # a key that the user's callback defines
     if not isinstance(given, dict):
         return str(key)
     if "every_n_train_steps" in given:

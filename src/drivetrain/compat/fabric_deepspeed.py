@@ -311,12 +311,12 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """Return complete weights on rank 0; every rank calls it."""
+        """Return complete weights on rank 0; every rank must call this."""
         with self._for_trained(module):
             return self.lightning_module_state_dict()
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Load complete weights; every rank calls it."""
+        """Load complete weights; every rank must call this."""
         with self._for_trained(module) as one:
             self.load_model_state_dict({"state_dict": state_dict}, strict)
             if one is not None:
@@ -346,7 +346,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
                 f"The state has the names {', '.join(map(repr, taken))}, which DeepSpeed uses itself. Rename them."
             )
         besides = snapshots.of(rest, {}, self.states(self))
-        # a scheduler may have changed the options since the last step
+        # a scheduler may have changed the optimizer's options since the last step
         _deepspeed_optimizers.pass_options_to(one.engine, one.optimizer)
         one.engine.save_checkpoint(
             str(self.broadcast(path)), tag=_TAG, client_state=besides,

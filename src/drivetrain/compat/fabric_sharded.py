@@ -68,7 +68,8 @@ class _Sharded(Strategy):
     def load_checkpoint(  # type: ignore[override]
         self, path: str | Path, state: Target = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a file or a folder into the objects of ``state``, each rank its own shards; return the other entries.
+        """Read a file or a folder into the objects of ``state``, and return the other entries. Each rank reads its own
+        shards.
 
         Raises:
             CheckpointError: the checkpoint does not fit, or is a folder that Lightning has written.
@@ -99,7 +100,7 @@ class _Sharded(Strategy):
         return entered(on_meta, self.precision_plugin.module_init_context(), self.module_sharded_context())
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
-        """Context in which layers may be sharded as they are created; ``setup_module`` shards the others."""
+        """Context in which layers may be sharded as they are created; ``setup_module`` shards the other layers."""
         return self.model_sharded_context()
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
@@ -167,7 +168,7 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
         super().set_ranks(environment, num_nodes)
         on_one = _ON_ONE_MACHINE.get(self._asked_sharding)
         if num_nodes == 1 and on_one is not None and self.options.device_mesh is None:
-            self.options = replace(self.options, sharding=on_one)  # with one machine there is nothing to replicate
+            self.options = replace(self.options, sharding=on_one)  # hybrid sharding replicates over machines
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
         """Context in which torch's ``wrap(layer)`` selects the layers that are gathered one at a time."""
@@ -261,7 +262,7 @@ class FabricModelParallelStrategy(  # type: ignore[misc]  # as above
         return super().setup_module(compiled_in_place(made))
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        self._loads = bool(empty_init)  # a checkpoint will fill parameters that no layer initialises
+        self._loads = bool(empty_init)  # then no layer initialises parameters, because a checkpoint will fill them
         return super().module_init_context(empty_init)
 
     def _split(self, module: nn.Module) -> None:

@@ -69,7 +69,7 @@ def constructor(of: Any, *names: str) -> Any:
 
 
 class FabricVerbs(Verbs):
-    """Calls the methods of a strategy that is written for Fabric, with Fabric's signatures."""
+    """Calls the methods of a strategy written for Fabric with Fabric's signatures, on behalf of an Engine."""
 
     strategy: Strategy
     takes_prepared = True
@@ -248,7 +248,7 @@ class _Served(ABCMeta):
 
 
 class Strategy(plain.Strategy, metaclass=_Served):
-    """The base of a strategy for Fabric.
+    """Base class of strategies written for Fabric.
 
     Args:
         accelerator: the accelerator; ``None``: the Engine's choice.
@@ -352,7 +352,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         storage_options: Any = None,
         filter: snapshots.Filters | None = None,
     ) -> None:
-        """Write modules, optimizers, stateful objects and plain data, each under a name; every rank calls it."""
+        """Write modules, optimizers, stateful objects and plain data, each under a name; every rank must call this."""
         super().save_checkpoint(snapshots.of(state, filter or {}, self.states(self)), path, storage_options)
 
     def load_checkpoint(  # type: ignore[override]
@@ -389,7 +389,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         _inside(module).load_state_dict(state_dict, strict=strict)
 
     def get_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the state of ``optimizer`` for a checkpoint; every rank calls it."""
+        """Return the state of ``optimizer`` for a checkpoint; every rank must call this."""
         return super().optimizer_state(optimizer)
 
 

@@ -213,7 +213,7 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
         storage_options: Any = None,
         filter: snapshots.Filters | None = None,
     ) -> None:
-        """Write a folder with a file for each rank, or one file with all weights; every rank calls it.
+        """Write a folder with a file for each rank, or one file with all weights; every rank must call this.
 
         Raises:
             FileExistsError: the folder exists and is not empty.

@@ -48,7 +48,7 @@ def is_shared_filesystem(strategy: Any, path: str | Path | None = None, timeout:
 
     Args:
         strategy: the strategy of a Trainer or of Fabric.
-        path: a folder to write to, or a file in it; ``None``: the working folder.
+        path: a folder to which all ranks can write, or a file in such a folder; ``None``: the working folder.
         timeout: the seconds after which a rank that does not see the file returns False.
 
     Raises:

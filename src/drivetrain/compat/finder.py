@@ -39,7 +39,7 @@ class ServedModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
             return sorted(name for name in names(self._compat_path) if not name.startswith("_"))
-        if name.startswith("__"):  # import, inspect and warnings read many such names
+        if name.startswith("__"):  # importlib, inspect and warnings read such names
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if (found := find(self._compat_path, name)) is not None:
             value = getattr(importlib.import_module(found[0]), found[1])
@@ -151,7 +151,7 @@ def _run_program() -> None:
 
 
 def program_of(path: str) -> tuple[str, str] | None:
-    """Return drivetrain's module and name for a replaced module that is a program; ``None`` for any other module."""
+    """Return drivetrain's module and function for a replaced module that ``python -m`` can run; ``None`` for others."""
     return find(path, "main") if path in table.in_use().served else None
 
 

@@ -20,7 +20,7 @@ def rank_zero_experiment(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator for a logger's ``experiment``: on ranks other than 0, ``experiment`` is then an object that accepts all
     calls and does nothing.
 
-    Put it below ``@property``.
+    Write the decorator below ``@property``.
     """
 
     @functools.wraps(fn)

@@ -61,7 +61,7 @@ class _LoopView:
         self._progress = trainer.progress
 
     @property
-    def _data_source(self) -> Any:  # GluonTS reads it in configure_optimizers to find out whether the fit validates
+    def _data_source(self) -> Any:  # GluonTS reads this in configure_optimizers, to find out if the fit validates
         return connector_views.LoaderSource(self._trainer, self._stage)
 
     restarting: bool = reads(
@@ -232,7 +232,7 @@ class EvaluationView(_LoopView):
         """Check that this object may be set as ``trainer.<name>``.
 
         Raises:
-            NotSupportedError: its class overrides a method that would not be called.
+            NotSupportedError: the object's class defines a method that would not be called.
         """
         if ignored := [member for member in _LOOP_METHODS if hasattr(self, member)]:
             raise NotSupportedError(
@@ -243,7 +243,7 @@ class EvaluationView(_LoopView):
 
     @property
     def batch_progress(self) -> ProgressView:
-        """Batches of the current loader, and of all passes so far."""
+        """Counts of batches, of the current loader and of all passes so far."""
         p = self._progress
         running = p.loop_stage is not None and p.loop_stage.value in (self._stage, RunningStage.SANITY_CHECKING.value)
         begun = p.eval_batch_idx + 1 if running else 0

@@ -42,7 +42,7 @@ TABLES = {
 """For each contract, the members that drivetrain never calls."""
 
 TRAINER_ONLY = names("only a Trainer calls")
-"""By contract, members that only a Trainer calls; a loop on an Engine calls none of them."""
+"""For each contract, the members that a Trainer calls and an Engine does not."""
 
 _FOR_BOTH = {
     "Strategy": "Override setup_module(module) and the verbs of a step for both.",
@@ -54,7 +54,7 @@ ENGINE_ONLY = frozenset({"convert_output"})
 
 
 def check_members(cls: type) -> None:
-    """Check a user's class against its contract, and warn about names that are nearly members.
+    """Check a user's class against its contract, and warn about names that are similar to a member's.
 
     Raises:
         ConfigurationError: the class overrides a member that is never called: see :meth:`Members.check`.
@@ -73,7 +73,7 @@ def warn_of_uncalled(cls: type, contract: str, caller: str) -> None:
 
     Args:
         cls: a user's callback, strategy or precision.
-        contract: the name of its contract.
+        contract: the name of the contract that ``cls`` extends.
         caller: "Trainer" or "Engine".
     """
     if contract == "Callback":

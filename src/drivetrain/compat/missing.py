@@ -72,7 +72,7 @@ _WRITE = {
     "ModelCheckpoint(every_n_train_steps=...) in callbacks": ("save_steps",),
     "ModelCheckpoint(save_top_k=...) in callbacks": ("save_total_limit",),
 }
-"""For each replacement in the Trainer's arguments, the names of the first Lightning versions and of other trainers."""
+"""For each argument to write, the names that it had in the first Lightning versions and has in other trainers."""
 
 ARGUMENTS = {
     **{

@@ -25,7 +25,7 @@ class Members:
 
     Attributes:
         kind: the word for an object of the contract in messages, for example ``"strategy"``.
-        refused: members whose override is an error, and what to write instead.
+        refused: members whose override is an error, each with what to write instead.
         harmless: members whose override is not called and would change no number, state or rank.
         needed: what to write instead of a subclass that overrides nothing; empty if such a subclass is useful.
         contract: the name of the contract; ``needed`` concerns only its direct subclasses.
@@ -66,7 +66,7 @@ def warn_of_near_misses(cls: type, known: Iterable[str] = ()) -> None:
 
     Args:
         cls: the user's class.
-        known: further members, beyond the public attributes of the contract.
+        known: further names that are members, beside the public attributes of the contract.
     """
     base = own_base(cls)
     names = members_of(base) | _public(known)

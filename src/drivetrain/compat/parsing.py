@@ -71,7 +71,7 @@ def get_torchvision_model(model_name: str, **kwargs: Any) -> nn.Module:
 
 
 def get_init_args(frame: types.FrameType) -> dict[str, Any]:
-    """Return the arguments of the ``__init__`` that runs in ``frame``, by name, including its ``**kwargs``.
+    """Return the arguments of the ``__init__`` that runs in ``frame``, by name; those in its ``**kwargs`` are included.
 
     The result is empty if the frame is not an ``__init__`` that uses ``super()`` or ``__class__``, because the class is
     then unknown.
@@ -110,8 +110,8 @@ def collect_init_args(
 
 
 def parse_class_init_keys(cls: type) -> tuple[str, str | None, str | None]:
-    """Return the names of the instance, ``*args`` and ``**kwargs`` in the ``__init__`` of ``cls``; ``None`` for missing
-    ones.
+    """Return the names of the instance, ``*args`` and ``**kwargs`` in the ``__init__`` of ``cls``; ``None`` for those
+    that it lacks.
     """
     names, args, kwargs = inspect.getargs(inspect.unwrap(cls.__init__).__code__)  # type: ignore[misc]
     return names[0], args, kwargs

@@ -77,19 +77,19 @@ class WarningCache(set[str]):
     """Issues each message once."""
 
     def warn(self, message: str, stacklevel: int | None = None, **kwargs: Any) -> None:
-        """Warn with ``message``, unless it was already issued."""
+        """Warn with ``message``, unless this object has already issued it."""
         if message not in self:
             self.add(message)
             rank_zero_warn(message, stacklevel=stacklevel, **kwargs)
 
     def deprecation(self, message: str, stacklevel: int | None = None, **_: Any) -> None:
-        """Issue a deprecation warning with ``message``, unless it was already issued."""
+        """Issue a deprecation warning with ``message``, unless this object has already issued it."""
         if message not in self:
             self.add(message)
             rank_zero_deprecation(message, stacklevel=stacklevel)
 
     def info(self, message: str, stacklevel: int = 5, **_: Any) -> None:
-        """Log ``message`` at INFO, unless it was already issued."""
+        """Log ``message`` at INFO, unless this object has already issued it."""
         if message not in self:
             self.add(message)
             rank_zero_info(message)

@@ -49,5 +49,5 @@ def _all_gather_ddp_if_available(tensor: Tensor, group: Any = None, sync_grads: 
 
 
 def _get_default_process_group_backend_for_device(device: torch.device) -> str:
-    """Return torch's backend for a device type."""
+    """Return the name of torch's default backend for this type of device."""
     return dist.Backend.default_device_backend_map.get(device.type, "gloo")

@@ -25,8 +25,8 @@ class DistributedSamplerWrapper(DistributedSampler[Any]):
 
     Args:
         sampler: the sampler to distribute; it must have a length.
-        args, kwargs: arguments of torch's ``DistributedSampler``, after its dataset: ``num_replicas``, ``rank``,
-            ``drop_last``, and ``shuffle=False``; without ``shuffle=False``, the sampler's order is shuffled once more.
+        args, kwargs: arguments of torch's ``DistributedSampler`` after its dataset, such as ``num_replicas`` and
+            ``rank``. Pass ``shuffle=False``; otherwise the order that ``sampler`` draws is shuffled once more.
     """
 
     dataset: Any  # the sampler
@@ -51,7 +51,7 @@ class DistributedSamplerWrapper(DistributedSampler[Any]):
 
 
 class UnrepeatedDistributedSampler(DistributedSampler[Any]):
-    """Gives each rank its part of the samples without repetition: the last ranks may have one sample less.
+    """Distributes the samples over the ranks without repeating any, so that the last ranks may have one sample less.
 
     In evaluations, the Trainer itself distributes samples in this way. Do not train under DDP with this sampler,
     because ranks may have different numbers of batches and then wait for each other forever.

@@ -1,7 +1,7 @@
 """The tables of Lightning's modules that drivetrain provides, one for each supported version of Lightning (a
 generation), and the table that this process uses.
 
-The tables' rows are in files called ``served.txt``, here and in the folders of the earlier generations.
+The rows of the tables are in files called ``served.txt``, here and in the folders of ``drivetrain.legacy``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ GENERATIONS = {
     "1.1": Table("1.1.0", _ONE_ROOT, "legacy/v1_1", _ONE_NAME, later="legacy/v1_3"),
     "1.3": Table("1.3.8", _ONE_ROOT, "legacy/v1_3", _ONE_NAME),
 }
-"""The tables of earlier generations, by name."""
+"""The tables of earlier versions of Lightning, by the name of the generation."""
 
 _in_use = [LATEST]
 

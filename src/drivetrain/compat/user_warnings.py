@@ -8,7 +8,7 @@ import warnings
 
 
 class PossibleUserWarning(UserWarning):
-    """A warning about something that may be intended."""
+    """A warning about something that the user may intend."""
 
 
 def disable_possible_user_warnings(module: str = "") -> None:

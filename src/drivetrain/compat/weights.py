@@ -34,7 +34,7 @@ def _lazy_load(filename: str | Path) -> Any:
 
 
 def _materialize_tensors(collection: Any) -> Any:
-    """Return ``collection`` unchanged: its tensors need no further step."""
+    """Return ``collection`` unchanged, because the tensors of :func:`_lazy_load` need no further step."""
     return collection
 
 
@@ -51,7 +51,7 @@ def _move_state_into(
 
 
 def _materialize(module: nn.Module, device: torch.device | str | int) -> None:
-    """Allocate and initialise the parameters and buffers of this module, without its children's."""
+    """Allocate and initialise the parameters and buffers of this module, except those of its children."""
     module.to_empty(device=torch.device(device), recurse=False)
     reset: Any = getattr(module, "reset_parameters", None)
     if not callable(reset):

@@ -21,7 +21,7 @@ class Adapted(Shared):
     earlier: ClassVar[Earlier]  # the earlier generation's hooks and arguments that the mixin supports
     splits_batches: bool  # whether the strategy class itself calls hooks such as training_step_end
 
-    # defined by the strategy class that follows in the order of bases
+    # the strategy class, which follows in the method resolution order, defines these
     world_size: int
     bind: Any
     manual_backward_context: Any
@@ -41,7 +41,7 @@ def adapted(mixin: type[Adapted], entry: Entry[Strategy] | str, source: Any, **a
     """Return an object of one of drivetrain's strategies, in which the methods of ``mixin`` override the strategy's.
 
     Args:
-        mixin: a class whose methods call ``source``, and ``self.usual`` for the strategy's own behaviour.
+        mixin: a class whose methods call ``source``; ``self.usual`` gives them the strategy's own methods.
         entry: a registered strategy, or its name.
         source: the accelerator of the earlier generation.
         arguments: arguments of the strategy's constructor.

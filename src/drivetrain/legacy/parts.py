@@ -25,7 +25,7 @@ class AsksStrategy:
     root_device = reads("strategy.usual.root_device")
     """The device of this process."""
     distributed_sampler_kwargs = reads("strategy.usual.distributed_sampler_kwargs")
-    """The arguments ``num_replicas`` and ``rank`` of a sampler."""
+    """The arguments ``num_replicas`` and ``rank`` for a DistributedSampler."""
     teardown = calls("strategy.usual.teardown")
     """Free the device, and move the model to the host."""
     barrier = calls("strategy.usual.barrier")
@@ -33,7 +33,7 @@ class AsksStrategy:
     broadcast = calls("strategy.usual.broadcast")
     """``broadcast(obj, src=0)``: return rank ``src``'s ``obj`` on every rank."""
     all_gather = calls("strategy.stack")
-    """``all_gather(tensor, group=None, sync_grads=False)``: return (world_size, ...) from all ranks."""
+    """``all_gather(tensor, group=None, sync_grads=False)``: return all ranks' tensors, of shape (world_size, ...)."""
     process_dataloader = calls("strategy.usual.process_dataloader")
     """``process_dataloader(dataloader)``: return the loader to iterate instead of ``dataloader``."""
     block_backward_sync = calls("strategy.usual.block_backward_sync")
@@ -53,7 +53,7 @@ class AsksStrategy:
 
 
 class EarlierAccelerator:
-    """What the accelerators of both generations have in common.
+    """Base class of the accelerators of Lightning 1.1 and 1.3.
 
     Attributes:
         hardware: the name of drivetrain's accelerator.

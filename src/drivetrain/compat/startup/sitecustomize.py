@@ -16,7 +16,7 @@ def _install() -> None:
 
 
 def _chain() -> None:
-    """Run the sitecustomize that this file hides."""
+    """Run the environment's own sitecustomize, which this file hides."""
     here = os.path.dirname(os.path.abspath(__file__))
     path = [entry for entry in sys.path if os.path.abspath(entry) != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)

@@ -30,7 +30,7 @@ class Chain(NamedTuple):
     """An expression such as ``pl.callbacks.Timer``, up to the name of a Lightning object.
 
     Attributes:
-        bound: the local name with which it begins.
+        bound: the local name with which the expression begins.
         node: the expression up to and including the name, without further attributes.
         module: Lightning's module that has the name.
         name: the name; "" if the expression is the module itself.
@@ -45,7 +45,7 @@ class Chain(NamedTuple):
 
 
 class Bindings:
-    """The names of one program.
+    """What the names in one program mean.
 
     Args:
         source: the program.
@@ -163,7 +163,7 @@ class Bindings:
 def _stored(tree: ast.Module, imports: set[int]) -> set[str]:
     """Return the names that something other than an import of Lightning binds in the program."""
     found: set[str | None] = set()
-    absent = {  # names assigned None, as in pl = None after a failed import
+    absent = {  # names that are set to None, such as pl after a failed import
         id(target)
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is None

@@ -29,7 +29,7 @@ class _Call:
         self.source, self.bindings, self.call = bindings.source, bindings, call
         self.given = {keyword.arg: keyword for keyword in call.keywords if keyword.arg is not None}
         self.doomed: set[int] = set()  # the indices of arguments to remove
-        self.more: list[tuple[ast.keyword, tuple[str | Span, ...]]] = []  # callbacks that replace flags
+        self.more: list[tuple[ast.keyword, tuple[str | Span, ...]]] = []  # flags with the callbacks that replace them
         self.imports: list[str] = []
 
     def run(self) -> list[str]:
@@ -261,7 +261,7 @@ class _Call:
         return name in self.given and flags.is_backend(_literal(self.given[name].value))
 
     def _is_assigned_a_call(self, node: ast.expr) -> bool:
-        """Whether a name is assigned the result of a call anywhere in the file, such as ModelCheckpoint(...)."""
+        """Whether ``node`` is a name to which the file assigns the result of a call, such as ModelCheckpoint(...)."""
         return isinstance(node, ast.Name) and any(
             isinstance(other, ast.Assign)
             and isinstance(other.value, ast.Call)

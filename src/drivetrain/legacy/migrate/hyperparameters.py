@@ -16,7 +16,7 @@ _NO_OBJECT = re.compile(r"\b[Tt]ype\[|\bCallable\b")
 def report_hyperparameters(bindings: Bindings, node: ast.ClassDef) -> None:
     """Report calls of ``save_hyperparameters`` in a module's ``__init__`` that save an argument which is a module.
 
-    An argument is recognised by its annotation, by its default, or by the value that the same file passes for it.
+    The annotation, the default, or a value that the same file passes tells that an argument is a module.
     """
     init = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
     if init is None:

@@ -207,7 +207,9 @@ class _Rewriter:
         self.source.changed(node, self.source.text_of(node), "; ".join(lines))
 
     def _put(self, node: ast.Import | ast.ImportFrom, doomed: set[int], more: list[_Item]) -> None:
-        """Remove the ``doomed`` names from an import, and insert statements for ``more`` before it."""
+        """Remove the names with the indices ``doomed`` from an import, and insert statements for ``more`` before the
+        import.
+        """
         lines = _statements([item for item in more if item.module])
         if len(doomed) == len(node.names):
             self.source.insert_before(node, lines[:-1])

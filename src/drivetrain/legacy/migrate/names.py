@@ -133,7 +133,7 @@ def _public(home: str, name: str) -> Today:
         value = _value(Today(home, name))
         for base in getattr(value, "__mro__", ())[:-1]:
             if base.__module__.startswith("drivetrain.") and not base.__module__.startswith(_LEGACY):
-                return _public(base.__module__, base.__name__)  # use the public base class, which has the same meaning
+                return _public(base.__module__, base.__name__)  # the public base class means the same
         root = getattr(value, "__module__", home).partition(".")[0]
         is_foreign = root != "drivetrain" and getattr(sys.modules.get(root), name, None) is value
         return Today(root if is_foreign else home, name)

@@ -36,7 +36,7 @@ class _Edit(NamedTuple):
 
 
 class Source:
-    """A file, the edits to it and the remarks about it.
+    """A Python file, the edits to it, and the remarks about it for the report.
 
     Args:
         name: the file's name in messages.
@@ -67,7 +67,7 @@ class Source:
     # ---- positions ---------------------------------------------------------------------------------------------------
 
     def span(self, node: ast.expr | ast.stmt | ast.keyword | ast.alias | ast.arg) -> Span:
-        """Return where ``node`` begins and ends in the text."""
+        """Return the indices at which ``node`` begins and ends in the text."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         return self._position(node.lineno, node.col_offset), self._position(node.end_lineno, node.end_col_offset)
@@ -115,7 +115,7 @@ class Source:
             self.replace(*self._with_its_line(start, end))
 
     def _with_its_line(self, start: int, end: int) -> Span:
-        """Return the span, extended to complete lines if nothing else is on them."""
+        """Return the span from ``start`` to ``end``, extended to complete lines if nothing else is on these lines."""
         before = re.search(r"(?:^|[\r\n])([ \t]*)$", self.text[:start])
         after = re.match(r"[ \t]*(\r\n|\r|\n)", self.text[end:])
         if before is None or after is None:

@@ -15,10 +15,10 @@ class ModelCheckpoint(later.ModelCheckpoint):
 
     Args:
         filepath: folder and name of the files, now ``dirpath`` and ``filename``.
-        monitor, verbose, save_last, save_top_k, save_weights_only, dirpath, filename: unchanged.
+        monitor, verbose, save_last, save_top_k, save_weights_only, dirpath, filename: as for drivetrain's class.
         mode: "auto": "max" if ``monitor`` has "acc" in its name, or begins with "fmeasure"; otherwise "min".
         period: now ``every_n_epochs``.
-        prefix: prepended to the name.
+        prefix: the beginning of the files' names.
         kwargs: further arguments of drivetrain's ModelCheckpoint.
     """
 

@@ -21,7 +21,9 @@ _LATE = ("trainer", "nprocs")
 
 
 class _LateBound(type):
-    """The metaclass of accelerators: the Trainer sets required constructor arguments that a program leaves out."""
+    """The metaclass of accelerators. A program may omit the required arguments ``trainer`` and ``nprocs``; they are
+    then ``None``, and the Trainer supplies the values.
+    """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
@@ -58,7 +60,7 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
         train_loop, validation_loop, test_loop: other names of :meth:`train_or_test`.
         step_args: the arguments of the running step: batch, batch_idx and so on.
         strategy_name: the registered name of the strategy of drivetrain that does the work.
-        made_by_cluster: whether a cluster starts the processes, never this program.
+        made_by_cluster: whether only a cluster can start the processes.
     """
 
     strategy_name = "ddp"
@@ -127,7 +129,7 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
         return False
 
     require_distributed_sampler = reads("strategy.facts.is_distributed")
-    """Whether each rank gets its part of the samples."""
+    """Whether the samples are distributed over the ranks."""
 
     def get_reference_model(self, model: Any) -> Any:
         """Return the user's module, without the wrapper if ``model`` is the wrapper."""
@@ -170,7 +172,7 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
     """``configure_ddp(model, device_ids)``: return the wrapper around ``model`` that exchanges gradients."""
 
     def setup_optimizers(self, model: Any = None) -> None:
-        """Create the optimizers of a fit, once; a run without training has none."""
+        """Create the optimizers, if the run is a fit and this was not done before."""
         trainer = self.strategy.trainer
         if (trainer is None or trainer.progress.fn == "fit") and self.strategy.once("optimizers"):
             self.strategy.make_optimizers(trainer)

@@ -78,7 +78,7 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     if wraps:
         given.ddp_plugin = wraps[0]
     if getattr(given, "nprocs", None) is not None and flags["num_processes"] == 1:
-        devices = {}  # the accelerator includes the number of devices
+        devices = {}  # the accelerator itself sets the number of devices
     rest = [each for each in plugins if not isinstance(each, (DDPPlugin, NativeAMPPlugin))]
     precision = precision_plugin_of(later.precision_of(flags)).today.name
     return {"accelerator": given, "precision": precision, **devices, **({"plugins": rest} if rest else {})}
@@ -97,7 +97,7 @@ def _devices(flags: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _class_of(given: Any, hardware: str, several: bool) -> type[Accelerator]:
-    """Return the requested accelerator, or the default for several devices."""
+    """Return the class of the requested accelerator; if none is requested, the default for this hardware."""
     if given is None:
         if hardware == "tpu":
             return named.TPUAccelerator

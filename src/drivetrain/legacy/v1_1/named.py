@@ -37,13 +37,13 @@ class GPUAccelerator(Accelerator):
 
 
 class DataParallelAccelerator(Accelerator):
-    """One process for all devices of the machine: each computes on its part of every batch."""
+    """One process for all devices of the machine; each device computes on its part of every batch."""
 
     strategy_name, nickname = "dp", "dp"
 
 
 class DDPAccelerator(Accelerator):
-    """One process per device, each of which runs the program; gradients are averaged."""
+    """One process per device; each process runs the program, and gradients are averaged."""
 
     nickname = "ddp"
 

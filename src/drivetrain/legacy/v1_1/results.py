@@ -68,7 +68,7 @@ class Result(dict[str, Any]):
 
     @classmethod
     def of_epoch(cls, outputs: Sequence[dict[str, Any]]) -> Result:
-        """Combine the outputs of an epoch's steps: for each name, a tensor of all values, or a list."""
+        """Combine the outputs of an epoch's steps: each name gets a tensor or a list with all steps' values."""
         found = cls()
         for name in outputs[0] if outputs else ():
             values = [each[name] for each in outputs if name in each]

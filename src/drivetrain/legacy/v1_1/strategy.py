@@ -105,7 +105,7 @@ class Driven(Stepped):
         return output.logged_by(self.lightning_module)
 
     def run_module(self, name: str, *args: Any) -> Any:
-        self.asked = None  # from here on, calling the wrapper runs its forward pass
+        self.asked = None  # from here on, calling the wrapper runs its own forward pass again
         return super().run_module(name, *args)
 
     def epoch_outputs(self, name: str, outputs: list[Any]) -> Any:

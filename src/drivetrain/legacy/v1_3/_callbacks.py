@@ -22,7 +22,7 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
     Without ``monitor``, the callback monitors "val_loss", from its first save after "val_loss" was logged.
 
     Args:
-        save_top_k: ``None``: only one checkpoint.
+        save_top_k: the number of checkpoints to keep; ``None``: one.
         every_n_val_epochs, period: now ``every_n_epochs``.
         kwargs: further arguments of drivetrain's class.
     """

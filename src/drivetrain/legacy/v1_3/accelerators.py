@@ -122,14 +122,14 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
         self.strategy.usual.setup_precision_plugin()
 
     def connect_training_type_plugin(self, plugin: TrainingTypePlugin, model: nn.Module) -> None:
-        """Use ``plugin`` and set it up with ``model``."""
+        """Use ``plugin`` instead of the present training-type plugin, and set it up with ``model``."""
         self._warn_of_connecting("training_type_plugin", plugin)
         self.training_type_plugin = training_type_plugin_of(plugin)
         self.training_type_plugin.accelerator = self
         self.setup_training_type_plugin(model)
 
     def connect_precision_plugin(self, plugin: PrecisionPlugin) -> None:
-        """Use ``plugin`` and set it up."""
+        """Use ``plugin`` instead of the present precision plugin, and set it up."""
         self._warn_of_connecting("precision_plugin", plugin)
         self.take_precision(plugin)
         self.strategy.precision_plugin = self.precision_plugin.today

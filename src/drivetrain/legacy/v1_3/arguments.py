@@ -40,7 +40,7 @@ def from_argparse_args(cls: Any, args: Namespace | ArgumentParser, **kwargs: Any
     not.
     """
     found = vars(args.parse_args() if isinstance(args, ArgumentParser) else args)
-    own = inspect.signature(cls.__init__).parameters  # arguments of base classes are not included
+    own = inspect.signature(cls.__init__).parameters  # without those that only constructors of base classes have
     return cls(**{**{name: found[name] for name in own if name in found}, **kwargs})
 
 

@@ -52,7 +52,7 @@ class LastSteps(Logbook):
         for entry in both:
             newest = self._newest(entry)
             if not self.epoch_done and before[entry.name] is None:
-                metrics.pop(entry.name, None)  # there is no such value before the first epoch has ended
+                metrics.pop(entry.name, None)  # the last step's value exists only after an epoch has ended
             elif not self.epoch_done:
                 metrics[entry.name] = before[entry.name]
             elif newest is not None:

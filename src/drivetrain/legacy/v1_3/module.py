@@ -188,7 +188,7 @@ set_defaults(
 class Callback(drivetrain.callback.Callback):
     """drivetrain's Callback, whose hooks may have the arguments of Lightning 1.3.
 
-    The result of ``on_save_checkpoint`` is saved in the checkpoint, for ``on_load_checkpoint(callback_state)``.
+    What ``on_save_checkpoint`` returns is saved in the checkpoint; ``on_load_checkpoint(callback_state)`` gets it back.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -17,7 +17,7 @@ _BITS = {16: "16-mixed", "16": "16-mixed", "bf16": "bf16-mixed", 32: "32-true", 
 
 
 class PrecisionPlugin:
-    """Full 32-bit precision, and the base of all other plugins: a subclass may override any method.
+    """Full 32-bit precision, and the base class of all other precision plugins. A subclass may override any method.
 
     Attributes:
         precision: the value of ``Trainer(precision=...)``.

@@ -55,12 +55,12 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def use_single_gpu(self) -> bool:
-        """Whether a single GPU trains."""
+        """Whether the model is trained on a single GPU."""
         return self.on_gpu and self.num_devices == self.world_size == 1
 
     @property
     def num_gpus(self) -> int:
-        """The number of GPUs of this machine that train."""
+        """The number of this machine's GPUs that the run uses."""
         return self.num_devices if self.on_gpu else 0
 
     @property
@@ -70,7 +70,7 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def data_parallel_device_ids(self) -> list[int] | None:
-        """The indices of this machine's GPUs."""
+        """The indices of this machine's GPUs that the run uses."""
         return self.device_ids if self.on_gpu else None
 
     @property

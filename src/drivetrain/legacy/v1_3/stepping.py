@@ -51,12 +51,12 @@ class Stepped(Adapted):
         self.engine.launch()
 
     def prepare(self) -> None:
-        """Convert, move and wrap the model, once per run."""
+        """Convert, move and wrap the model, unless this was already done in this run."""
         if self.once("prepare"):
             self.usual.setup(self.trainer)
 
     def make_optimizers(self, trainer: Any) -> None:
-        """Create the optimizers of the run; without a Trainer, from the module's ``configure_optimizers``."""
+        """Create the optimizers of the run; in a user's loop, directly from the module's ``configure_optimizers``."""
         if trainer is None:
             self.optimizers, self.lr_scheduler_configs = normalise(self.lightning_module.configure_optimizers())
         else:

@@ -151,7 +151,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
             yield
         finally:
             self._ended_fit = progress.status is TrainerStatus.FINISHED
-            if progress.current_epoch < epochs and self._ended_fit:  # there was nothing to train
+            if progress.current_epoch < epochs and self._ended_fit:  # the fit had no epoch to train
                 progress.count_epochs_as(epochs)
 
     # ---- the entry points with earlier arguments ---------------------------------------------------------------------
@@ -202,7 +202,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
         if _has_nothing_to_do(model or self.lightning_module, run.__name__, step):
             return []
         loaders, more = self._data_of_fit(run.__name__, model, loaders, args, more)
-        # "best" was the default, and had no effect with a model
+        # ckpt_path="best" was the default, and was ignored if a model was passed
         if model is not None and more.get("ckpt_path") == "best":
             del more["ckpt_path"]
         return with_last_steps(run(model, loaders, *args, **more), self.callback_metrics)

@@ -42,7 +42,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
 
     Attributes:
         strategy_name: the registered name of the strategy of drivetrain that does the work.
-        wraps_in_setup: whether the model is wrapped in ``setup``; otherwise in ``pre_dispatch``.
+        wraps_in_setup: True: ``setup`` wraps the model; False: ``pre_dispatch`` does.
         accelerator: the accelerator that this plugin is part of.
     """
 
@@ -89,7 +89,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     node_rank = reads("strategy.node_rank")
     """Rank of this machine."""
     world_size = reads("strategy.world_size")
-    """How many processes train together."""
+    """The number of processes in the job."""
     parallel_devices = reads("strategy.parallel_devices")
     """This machine's devices."""
 

@@ -33,7 +33,7 @@ class SingleDevicePlugin(TrainingTypePlugin):
 
 
 class ParallelPlugin(TrainingTypePlugin):
-    """Base of the plugins for several devices.
+    """Base class of the plugins for several devices.
 
     Args:
         parallel_devices: this machine's devices; ``None``: the Trainer's choice.
@@ -48,7 +48,7 @@ class ParallelPlugin(TrainingTypePlugin):
 
 
 class DataParallelPlugin(ParallelPlugin):
-    """One process, several devices: each computes on its part of every batch."""
+    """One process for several devices; each device computes on its part of every batch."""
 
     strategy_name = "dp"
 
@@ -214,7 +214,7 @@ def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
     if isinstance(given, str):
         if given in PLUGINS:
             return PLUGINS[given]()
-        StrategyRegistry.entry(given)  # for its error
+        StrategyRegistry.entry(given)  # raises an error if the name is unknown
         plugin = TrainingTypePlugin()
         plugin.strategy_name = given
         return plugin
@@ -235,7 +235,9 @@ def shard_optimizers(strategy: Any) -> None:
 
 
 def _sharded(optimizer: Optimizer) -> Any:
-    """Return an optimizer of the same class, groups and options, whose state is sharded over the ranks."""
+    """Return an optimizer with the class, the groups and the options of ``optimizer``, but with its state sharded over
+    the ranks.
+    """
     with warnings.catch_warnings():
         # hides torch's warning about another module, which this import also loads
         warnings.simplefilter("ignore", DeprecationWarning)
