@@ -1,4 +1,4 @@
-"""``utilities.apply_func`` and ``utilities.data``: functions for batches and loaders."""
+"""Lightning's ``utilities.apply_func`` and ``utilities.data``: functions for batches and loaders."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ class NoBatchError(ConfigurationError, RuntimeError):
 
 
 def move_data_to_device(batch: Any, device: torch.device | str | int) -> Any:
-    """Return a tree of tensors, and of other objects with ``.to``, on ``device``."""
+    """Return ``batch`` with the tensors in it, and other objects that have ``.to``, moved to ``device``."""
     return move(batch, torch.device(device))
 
 
 def convert_to_tensors(data: Any, device: torch.device | str | int) -> Any:
-    """Return a tree with its numbers and arrays as tensors on ``device``; bools and integers get small dtypes."""
+    """Return ``data`` with its numbers and NumPy arrays as tensors on ``device``; bools become uint8, ints int32."""
     return move_data_to_device(map_leaves(_as_tensor, data), device)
 
 
 def convert_tensors_to_scalars(data: Any) -> Any:
-    """Return a tree with its one-element tensors as Python numbers.
+    """Return ``data`` with each tensor in it replaced by a Python number.
 
     Raises:
-        ValueError: a tensor has more elements, or none.
+        ValueError: a tensor does not have exactly one element.
     """
     return map_leaves(_as_number, data)
 
 
 def extract_batch_size(batch: Any) -> int:
-    """Return the first dimension of the first tensor in a batch; warn if tensors differ.
+    """Return the first dimension of the first tensor in a batch; warn if another tensor's first dimension differs.
 
     Raises:
         ConfigurationError: the batch contains no tensor.

@@ -1,4 +1,4 @@
-"""``demos.boring_classes``: minimal models and data for test suites."""
+"""Lightning's ``demos.boring_classes``: minimal models and data for test suites."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RandomIterableDatasetWithLen(RandomIterableDataset):
 
 
 class BoringModel(LightningModule):
-    """One linear layer from 32 numbers to 2, trained by SGD towards 1; it defines its own loaders."""
+    """One linear layer from 32 features to 2, trained by SGD to return ones; the model defines its own loaders."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class BoringModel(LightningModule):
         return self.layer(x)
 
     def loss(self, preds: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Return the mean squared distance from ``labels``, or from 1."""
+        """Return the mean squared distance of ``preds`` from ``labels``, by default from 1."""
         return F.mse_loss(preds, torch.ones_like(preds) if labels is None else labels)
 
     def step(self, batch: Any) -> Tensor:
@@ -110,7 +110,7 @@ class ManualOptimBoringModel(BoringModel):
 
 
 class DemoModel(LightningModule):
-    """One linear layer with a squashed output, trained by Adam; a command line can set its arguments."""
+    """One linear layer and a ReLU, trained by Adam; a command line can set the constructor's arguments."""
 
     def __init__(self, out_dim: int = 10, learning_rate: float = 0.02) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""``trainer.call``: hooks that a library calls itself."""
+"""Lightning's ``trainer.call``: functions with which another library calls hooks of a Trainer's parts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def _call_callback_hooks(
     Args:
         trainer: the Trainer with the callbacks.
         hook_name: the hook.
-        *args: the arguments after Trainer and module.
-        monitoring_callbacks: True: only callbacks that monitor metrics or save; False: only the others.
+        *args: the hook's arguments after the Trainer and the module.
+        monitoring_callbacks: True: call only callbacks that monitor metrics or save checkpoints; False: call only the
+            other callbacks; ``None``: call all.
         **kwargs: further keyword arguments.
     """
     scope = trainer.hooks.scope(hook_name)
@@ -28,7 +29,7 @@ def _call_callback_hooks(
 
 
 def _call_lightning_module_hook(trainer: Any, hook_name: str, *args: Any, pl_module: Any = None, **kwargs: Any) -> Any:
-    """Call a hook of the module, by default the Trainer's; ``self.log`` in it follows the rules of that hook."""
+    """Call a hook of ``pl_module``, by default the Trainer's module; ``self.log`` follows the rules for this hook."""
     method = getattr(pl_module or trainer.lightning_module, hook_name)
     return trainer.logbook.within(trainer.hooks.scope(hook_name), method)(*args, **kwargs)
 
@@ -45,6 +46,6 @@ def _call_lightning_datamodule_hook(trainer: Any, hook_name: str, *args: Any, **
 
 
 def _call_strategy_hook(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of the strategy; ``self.log`` in it follows the rules of that hook."""
+    """Call a method of the strategy; ``self.log`` follows the rules for the hook of the same name."""
     method = getattr(trainer.strategy, hook_name)
     return trainer.logbook.within(trainer.hooks.scope(hook_name), method)(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""Processes that a program starts inherit drivetrain.compat, through two environment variables.
+"""Lets the processes that a program starts use drivetrain.compat, too: environment variables pass it on.
 
-``PYTHONPATH`` begins with the folder ``startup``, whose ``sitecustomize.py`` every Python imports at its start: the
-children of multiprocessing with "spawn" and "forkserver", and ``subprocess.run([sys.executable, ...])``. This file
-reads :data:`VARIABLE` and installs drivetrain.compat.
+``PYTHONPATH`` begins with the folder ``startup``, and a Python process imports ``sitecustomize.py`` from this folder
+when it starts. This includes children of multiprocessing with "spawn" or "forkserver", and of
+``subprocess.run([sys.executable, ...])``. ``sitecustomize.py`` reads :data:`VARIABLE` and installs drivetrain.compat.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import os
 from collections.abc import Sequence
 
 VARIABLE = "DRIVETRAIN_COMPAT"
-"""The environment variable with the number switches, separated by commas, or "none"."""
+"""The environment variable with switches of :mod:`drivetrain.parity`, separated by commas, or "none"."""
 
 GENERATION = f"{VARIABLE}_GENERATION"
-"""The environment variable with the generation whose names are available; unset for the latest."""
+"""The environment variable with the version of Lightning whose names are available, such as "1.3"; unset for 2.6."""
 
 _STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 
 
 def inherit(switches: Sequence[str], generation: str = "") -> None:
-    """Make processes that are started from now on install with these ``switches`` and this ``generation``."""
+    """Make processes that are started from now on call ``compat.install`` with ``switches`` and ``generation``."""
     os.environ[VARIABLE] = ",".join(switches) or "none"
     os.environ.pop(GENERATION, None)
     if generation:

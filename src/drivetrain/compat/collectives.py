@@ -1,8 +1,9 @@
-"""``fabric.plugins.collectives``: torch.distributed's functions as methods of an object, also for one process.
+"""Lightning's ``fabric.plugins.collectives``: torch.distributed's functions as methods of an object, also for one
+process.
 
-A collective is used in three ways: after ``launch`` of an Engine, whose process group it joins with ``setup``; alone,
-with ``setup(main_address=..., main_port=...)`` to create the process group and ``teardown`` to destroy it; and with
-``create_group`` for a group of some of the ranks.
+A :class:`Collective` is used in one of three ways. After ``launch`` of an Engine, ``setup`` joins the Engine's process
+group. Without an Engine, ``setup(main_address=..., main_port=...)`` creates the process group, and ``teardown``
+destroys it. ``create_group`` creates a group of some of the ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ default_pg_timeout = timedelta(seconds=1800)
 
 
 class Collective(ABC):
-    """The contract: collectives between the ranks of a group. Each method returns the object that it has written to."""
+    """Base class: operations between the ranks of a group. Each returns the tensor or list that it has written to."""
 
     def __init__(self) -> None:
         self._group: Any = None
@@ -140,14 +141,14 @@ class Collective(ABC):
 
 
 class TorchCollective(Collective):
-    """A collective over torch.distributed.
+    """The operations of torch.distributed.
 
     Raises:
-        RuntimeError: torch was built without it.
+        RuntimeError: torch was built without torch.distributed.
     """
 
     manages_default_group = False
-    """Whether a call of :meth:`setup` created the job's process group; :meth:`teardown` then destroys it."""
+    """Whether :meth:`setup` has created the job's process group; if so, :meth:`teardown` destroys that group."""
 
     addr_key = "MASTER_ADDR"
     port_key = "MASTER_PORT"
@@ -238,8 +239,8 @@ class TorchCollective(Collective):
         """Create the process group of the job if there is none.
 
         Args:
-            main_address: the address of rank 0's machine; ``None``: ``MASTER_ADDR``.
-            main_port: the port of rank 0; ``None``: ``MASTER_PORT``.
+            main_address: the address of rank 0's machine; ``None``: the environment variable ``MASTER_ADDR``.
+            main_port: the port of rank 0; ``None``: the environment variable ``MASTER_PORT``.
             kwargs: for ``torch.distributed.init_process_group``.
         """
         if self.is_initialized():
@@ -303,7 +304,7 @@ class TorchCollective(Collective):
 
 
 class SingleDeviceCollective(Collective):
-    """A collective of one process: nothing is exchanged."""
+    """The operations of a single process, which exchange nothing."""
 
     rank = 0
     world_size = 1

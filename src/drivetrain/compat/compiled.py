@@ -1,4 +1,6 @@
-"""``utilities.compile``: unwrap what ``torch.compile`` returned; drivetrain compiles modules in place."""
+"""Lightning's ``utilities.compile``: convert results of ``torch.compile`` to modules that are compiled in place, and
+back.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from drivetrain.module.module import LightningModule
 
 
 def from_compiled(model: Any) -> LightningModule:
-    """Return the LightningModule inside a module that ``torch.compile`` returned, compiled in place.
+    """Return the LightningModule that ``torch.compile`` has wrapped; it is compiled in place instead.
 
     Raises:
-        WrongTypeError: ``model`` is not such a module, or contains no LightningModule.
+        WrongTypeError: ``model`` is not a result of ``torch.compile``, or contains no LightningModule.
     """
     if original(model) is model:
         raise WrongTypeError(f"from_compiled got a {type(model).__name__}. Pass what torch.compile(module) returned.")
@@ -22,7 +24,7 @@ def from_compiled(model: Any) -> LightningModule:
 
 
 def to_uncompiled(model: Any) -> LightningModule:
-    """Return the LightningModule with its compilation undone, in place.
+    """Undo the compilation of a LightningModule in place, and return the LightningModule.
 
     Args:
         model: the result of ``torch.compile`` or :func:`from_compiled`, or a compiled module after a fit.
@@ -38,7 +40,7 @@ def to_uncompiled(model: Any) -> LightningModule:
 
 
 def _maybe_unwrap_optimized(model: Any) -> LightningModule:
-    """Return a LightningModule; the result of ``torch.compile`` is first compiled in place."""
+    """Return ``model`` itself, or for a result of ``torch.compile`` the result of :func:`from_compiled`."""
     return _checked(model) if original(model) is model else from_compiled(model)
 
 

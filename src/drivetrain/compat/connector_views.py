@@ -1,6 +1,6 @@
 """``trainer._checkpoint_connector`` and similar attributes: parts of a Trainer under the names that libraries use.
 
-Libraries use them despite their private names: finetuning-scheduler, PINA and scvi-tools.
+The libraries finetuning-scheduler, PINA and scvi-tools read these attributes, although the names are private.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from drivetrain.trainer import attach, checkpoint, weights
 
 
 class AcceleratorView:
-    """The Trainer's plan under Lightning's names.
+    """What a Trainer has chosen, such as its accelerator and its devices, under Lightning's names.
 
     Attributes:
         accelerator: the accelerator.
         precision: the precision.
         _accelerator_flag: the name of the accelerator.
         _strategy_flag: the name of the strategy, or the strategy itself if an instance was passed.
-        _devices_flag: the number of processes on a CPU; the indices of other devices.
+        _devices_flag: on the CPU, the number of processes; otherwise the indices of the devices.
         _parallel_devices: the devices of this machine.
         cluster_environment: the environment that started the processes of the job.
         is_distributed: whether there are several processes.
-        use_distributed_sampler: the Trainer's argument.
+        use_distributed_sampler: the Trainer's argument of this name.
 
     Setting one of these attributes raises NotSupportedError, because the Trainer decides their values when it is
     created.
@@ -67,7 +67,7 @@ class AcceleratorView:
 
 
 class CallbackView:
-    """The order of a Trainer's callbacks."""
+    """Sorts callbacks as a Trainer does."""
 
     @staticmethod
     def _reorder_callbacks(callbacks: Sequence[Callback]) -> list[Callback]:
@@ -75,13 +75,14 @@ class CallbackView:
 
 
 class CheckpointView:
-    """Restores parts of a checkpoint into a running run, each with a separate call.
+    """Restores parts of a checkpoint while a run is under way; each part has a method of its own.
 
-    To resume a fit from a file, pass ``ckpt_path``: this also restores the position in training, and checks that
-    everything fits. With these methods, only torch's own checks apply.
+    To resume a fit from a file, pass ``ckpt_path`` to ``fit`` instead: ``fit`` also restores the position in training,
+    and checks that the checkpoint fits. The methods here make only torch's own checks.
 
     Attributes:
-        _loaded_checkpoint: the checkpoint read by :meth:`resume_start`, until :meth:`resume_end`; it may be replaced.
+        _loaded_checkpoint: the checkpoint that :meth:`resume_start` has read and :meth:`resume_end` will drop; a
+            program may replace it.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -104,7 +105,7 @@ class CheckpointView:
             self._loaded_checkpoint = checkpoint.load(self.trainer, self._path, weights_only)
 
     def restore(self, checkpoint_path: str | Path | None = None, weights_only: bool | None = None) -> None:
-        """Read the checkpoint, and restore everything except the position of the run."""
+        """Read the checkpoint, and restore everything in it except the position in training."""
         self.resume_start(checkpoint_path, weights_only)
         self.restore_datamodule()
         self.restore_model()
@@ -136,7 +137,7 @@ class CheckpointView:
                     callback.load_state_dict(states[callback.state_key])
 
     def restore_precision_plugin_state(self) -> None:
-        """Restore the precision's state, such as a scaler's."""
+        """Restore the precision's state, such as a gradient scaler's."""
         precision = self.trainer.precision_plugin
         if (state := self._loaded_checkpoint.get(type(precision).__qualname__)) is not None:
             precision.load_state_dict(state, self.trainer.lightning_module, self.trainer.strategy.optimizers)
@@ -145,7 +146,7 @@ class CheckpointView:
         """Restore the states of the optimizers and schedulers.
 
         Raises:
-            KeyError: the checkpoint has none.
+            KeyError: the checkpoint has no such states.
         """
         if not self._loaded_checkpoint:
             return
@@ -197,23 +198,26 @@ class CheckpointView:
 
 
 class LoaderSource:
-    """The source of a stage's loaders."""
+    """Tells whether a stage, such as "fit", has loaders, and returns them."""
 
     def __init__(self, trainer: Trainer, stage: str) -> None:
         self._trainer = trainer
         self._stage = stage
 
     def is_defined(self) -> bool:
-        """Return whether loaders for the stage were passed, or a hook returns them, in the current or last run."""
+        """Return whether the current or last run has loaders for the stage, passed by the program or returned by a
+        hook.
+        """
         run = self._trainer.current_run
         return run is not None and run.loaders.available(self._stage)
 
     def dataloader(self) -> Any:
-        """Return the loaders that were passed for the stage or that its hook returns, before they are distributed to
-        the ranks.
+        """Return the stage's loaders, passed by the program or returned by a hook, before their samples are distributed
+        over the ranks.
 
         Raises:
-            ConfigurationError: there are no loaders; or, in ``setup``, only a hook's.
+            ConfigurationError: there are no loaders. In ``setup``, loaders that were passed to the Trainer are not
+                known yet.
         """
         trainer, hook = self._trainer, LOADER_HOOKS[self._stage]
         if trainer.current_run is not None:
@@ -228,12 +232,12 @@ class LoaderSource:
 
 
 class DataView:
-    """The sources of a Trainer's data.
+    """A Trainer's loaders, its module and its datamodule.
 
     Attributes:
         _train_dataloader_source, _val_dataloader_source, _test_dataloader_source, _predict_dataloader_source: the
             :class:`LoaderSource` of each stage.
-        _datahook_selector: with ``model`` and ``datamodule``.
+        _datahook_selector: an object with the attributes ``model`` and ``datamodule``.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -246,7 +250,7 @@ class DataView:
 
 
 class LoggerView:
-    """The logging of a Trainer."""
+    """A Trainer's logged values, and a method that passes values to the loggers."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -283,7 +287,7 @@ class ResultView:
 
 
 class ResultsView:
-    """The values logged in the epoch of the running stage.
+    """The names that were logged in the current epoch of the running stage.
 
     Attributes:
         result_metrics: one entry for each name.

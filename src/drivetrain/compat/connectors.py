@@ -1,5 +1,5 @@
-"""Names of ``trainer.connectors``, ``core.optimizer``, ``strategies.fsdp`` and ``utilities.registry`` that libraries
-import.
+"""Names that libraries import from Lightning's ``trainer.connectors``, ``core.optimizer``, ``strategies.fsdp`` and
+``utilities.registry``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from drivetrain.settings import Settings
 
 
 class _AcceleratorConnector(AcceleratorView):
-    """The choices of a Trainer with these arguments; scvi-tools reads them before it creates one.
+    """What a Trainer with these arguments would choose; scvi-tools asks this before it creates a Trainer.
 
     Args:
         devices, accelerator: as for the Trainer.
@@ -38,7 +38,9 @@ class _AcceleratorConnector(AcceleratorView):
 
 
 def _register_classes(registry: Any, method: str, module: ModuleType, parent: type) -> None:
-    """Call the class method ``method(registry)`` of each class in ``module`` that overrides ``parent``'s."""
+    """Call ``cls.method(registry)`` for each subclass ``cls`` of ``parent`` in ``module`` that overrides the class
+    method.
+    """
 
     def function(cls: type) -> Any:
         bound = getattr(cls, method, None)
@@ -62,12 +64,12 @@ class _MockOptimizer(torch.optim.Optimizer):
 
 
 def _get_full_state_dict_context(*_: Any, **__: Any) -> NoReturn:
-    """Not supported: it would switch FSDP1's wrappers, which do not exist here."""
+    """Not supported: this function is for the wrappers of FSDP1, which drivetrain does not use."""
     raise _only_fsdp2("_get_full_state_dict_context", "trainer.strategy.lightning_module_state_dict()")
 
 
 def _setup_activation_checkpointing(*_: Any, **__: Any) -> NoReturn:
-    """Not supported: FSDP1's wrappers do not exist here."""
+    """Not supported: this function is for the wrappers of FSDP1, which drivetrain does not use."""
     raise _only_fsdp2("_setup_activation_checkpointing", "FSDPStrategy(activation_checkpointing_policy=...)")
 
 

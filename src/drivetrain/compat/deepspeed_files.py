@@ -1,4 +1,4 @@
-"""``utilities.deepspeed``: convert DeepSpeed's checkpoint folders to one file."""
+"""Lightning's ``utilities.deepspeed``: convert DeepSpeed's checkpoint folders to one file."""
 
 from __future__ import annotations
 
@@ -52,9 +52,10 @@ def ds_checkpoint_dir(checkpoint_dir: str | Path, tag: str | None = None) -> str
 def convert_zero_checkpoint_to_fp32_state_dict(
     checkpoint_dir: str | Path, output_file: str | Path, tag: str | None = None
 ) -> dict[str, Any]:
-    """Write the float32 weights of a sharded checkpoint, and the Trainer's other data in it, as one file.
+    """Write the float32 weights of a sharded checkpoint, and the other data that the Trainer saved with them, to one
+    file.
 
-    ``load_from_checkpoint`` reads it. The folder's files are unpickled: use it only for folders that you trust.
+    ``load_from_checkpoint`` can read this file. Pass only folders that you trust, because their files are unpickled.
 
     Args:
         checkpoint_dir: the folder in which DeepSpeed has saved.

@@ -1,7 +1,7 @@
-"""``demos.transformer`` and ``demos.lstm``: two small language models, and WikiText-2 for them.
+"""Lightning's ``demos.transformer`` and ``demos.lstm``: two small language models, and WikiText-2 for them.
 
-Submodules have the original's names and are created in its order, so that weights, checkpoints and random numbers are
-the same.
+Submodules have the same names as in Lightning and are created in the same order, so that checkpoints fit and initial
+weights are the same.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class WikiText2(Dataset[tuple[Tensor, Tensor]]):
 
 
 class SequenceSampler(Sampler[list[int]]):
-    """Batches for a recurrent model: sample ``i`` of a batch is followed by sample ``i`` of the next.
+    """Batches for a recurrent model: sample ``i`` of each batch continues sample ``i`` of the batch before.
 
     Args:
         dataset: a dataset of consecutive samples.
@@ -140,10 +140,10 @@ class PositionalEncoding(nn.Module):
         self.pe: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x``, of shape ``(batch, length, dim)``, encoded."""
+        """Return ``x``, of shape ``(batch, length, dim)``, with the encoding added."""
         if self.pe is None:
             self.pe = self._encodings(x.device)
-        # Like the original, this adds the encoding of one position, the length, to all words: trained numbers agree.
+        # Like Lightning, this adds the encoding of one position, the length, to all words, so that results agree.
         return self.dropout(x + self.pe[:, x.size(1)])
 
     def _encodings(self, device: torch.device) -> Tensor:
@@ -194,7 +194,7 @@ class Transformer(nn.Module):
         Args:
             inputs: words, of shape ``(batch, length)``.
             target: the next words.
-            mask: the mask for ``target``; ``None``: a word does not see later ones.
+            mask: the mask for ``target``; ``None``: each word sees only itself and earlier words.
         """
         length = inputs.size(1)
         if self.src_mask is None or len(self.src_mask) != length:
@@ -260,7 +260,9 @@ class SimpleLSTM(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Draw the embedding weights, first the input's, then the output's, and set the bias to 0."""
+        """Draw the weights of the input embedding, then those of the output layer, and set the output layer's bias to
+        0.
+        """
         nn.init.uniform_(self.encoder.weight, -0.1, 0.1)
         nn.init.uniform_(self.decoder.weight, -0.1, 0.1)
         nn.init.zeros_(self.decoder.bias)
@@ -283,7 +285,7 @@ class SimpleLSTM(nn.Module):
 
 
 class LightningLSTM(_Reads):
-    """:class:`SimpleLSTM`, trained by SGD; its hidden state continues from batch to batch of an epoch."""
+    """:class:`SimpleLSTM`, trained by SGD; the hidden state is kept from one batch of an epoch to the next."""
 
     def __init__(self, vocab_size: int = _WORDS) -> None:
         super().__init__()

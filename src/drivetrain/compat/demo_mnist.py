@@ -1,4 +1,4 @@
-"""``demos.mnist_datamodule``: handwritten digits."""
+"""Lightning's ``demos.mnist_datamodule``: handwritten digits."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ _HOST = "https://pl-public-data.s3.amazonaws.com/MNIST/processed"
 
 
 class _HostedMNIST(Dataset[tuple[Tensor, int]]):
-    """The digits as two files of tensors; :func:`MNIST` returns this class without torchvision.
+    """MNIST, read from two files of tensors; :func:`MNIST` returns this dataset where torchvision's cannot be used.
 
     Args:
-        root: the folder above the files.
-        train: the training images, otherwise the test images.
-        normalize: mean and standard deviation for normalizing the pixels, 0 to 255; ``None``: not normalized.
+        root: the folder whose subfolder ``MNIST/complete`` has the files.
+        train: True: the training images; False: the test images.
+        normalize: the mean and the standard deviation of pixels (0 to 255), to normalize them; ``None``: do not
+            normalize.
         download: download missing files.
-        kwargs: ignored; torchvision's class has further arguments.
+        kwargs: further arguments of torchvision's class, which are ignored.
 
     Raises:
         FileNotFoundError: a file is missing, and ``download`` is False.
@@ -63,9 +64,10 @@ class _HostedMNIST(Dataset[tuple[Tensor, int]]):
 
 
 def MNIST(*args: Any, **kwargs: Any) -> Dataset[Any]:
-    """Return torchvision's MNIST, or the same digits from another host if its host refuses the download.
+    """Return torchvision's MNIST; if its host refuses the download, return the same digits from another host.
 
-    With the variable ``PL_USE_MOCKED_MNIST`` the other host is used directly, and torchvision is not needed.
+    If the environment variable ``PL_USE_MOCKED_MNIST`` is set, the other host is used at once, and torchvision is not
+    needed.
 
     Raises:
         ModuleNotFoundError: torchvision is not installed.
@@ -116,7 +118,9 @@ class MNISTDataModule(LightningDataModule):
 
     @property
     def default_transforms(self) -> Callable[[Any], Tensor] | None:
-        """Return the transform from an image to a tensor; ``None`` without torchvision, where samples are tensors."""
+        """Return the transform from an image to a tensor; ``None`` without torchvision, because samples are tensors
+        then.
+        """
         if find_spec("torchvision") is None:
             return None
 
@@ -155,5 +159,5 @@ class MNISTDataModule(LightningDataModule):
             shuffle=shuffle,
             num_workers=self.num_workers,
             drop_last=True,
-            pin_memory=torch.accelerator.is_available(),  # without an accelerator torch would warn
+            pin_memory=torch.accelerator.is_available(),  # torch warns about True without an accelerator
         )

@@ -1,4 +1,5 @@
-"""Former names of classes: Lightning 2.6 still has them, warns when an object is created, and uses the present class.
+"""Former names of classes, which Lightning 2.6 still has. Creating an object under a former name gives a warning, and
+an object of the class that has replaced it.
 
 Names for accelerators that Lightning no longer supports can be imported, and raise an error when they are called.
 """
@@ -17,7 +18,9 @@ class RemovedError(NotSupportedError, NotImplementedError):
 
 
 def _former(name: str, current: type, **fixed: Any) -> Any:
-    """Return the class ``current`` under a former name; ``fixed`` replaces the arguments of its constructor."""
+    """Return the class ``current`` under a former name; its constructor gets ``fixed``, if given, instead of the
+    caller's arguments.
+    """
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
         lightning_deprecation(f"{name} is the former name of {current.__name__}. Write {current.__name__}.")
@@ -64,7 +67,7 @@ SingleTPUStrategy = _former("SingleTPUStrategy", strategies.SingleDeviceXLAStrat
 
 
 class FSDPMixedPrecisionPlugin(precision.FSDPPrecision):
-    """The former FSDPMixedPrecisionPlugin, which also had an argument for the device."""
+    """FSDPPrecision under its former name; the former argument ``device`` is ignored."""
 
     def __new__(cls, precision: Any = "16-mixed", device: Any = None, scaler: Any = None) -> Any:
         lightning_deprecation(

@@ -1,4 +1,6 @@
-"""``accelerators.cpu``, ``cuda``, ``mps`` and ``environments.lightning``: functions of these modules."""
+"""Functions of Lightning's modules ``accelerators.cpu``, ``accelerators.cuda``, ``accelerators.mps`` and
+``environments.lightning``.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ def get_cpu_stats() -> dict[str, float]:
 
 
 def get_nvidia_gpu_stats(device: torch.device | str | int) -> dict[str, float]:
-    """Return the allocator's statistics for ``device`` and, with nvidia-ml-py, the GPU's."""
+    """Return the statistics of torch's allocator for ``device`` and, if nvidia-ml-py is installed, of the GPU."""
     place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     return CUDAAccelerator().get_device_stats(place)
 
 
 def get_device_stats() -> dict[str, float]:
-    """Return percentages in use on an Apple machine."""
+    """Return statistics of an Apple machine, such as the percentage of its memory in use."""
     return MPSAccelerator().get_device_stats(torch.device("mps"))
 
 
@@ -37,5 +39,5 @@ def is_cuda_available() -> bool:
 
 
 def find_free_network_port() -> int:
-    """Return a free TCP port, or the one in the variable ``STANDALONE_PORT``."""
+    """Return the TCP port in the environment variable ``STANDALONE_PORT``, or a free port if it is unset."""
     return int(os.environ["STANDALONE_PORT"]) if "STANDALONE_PORT" in os.environ else free_port()

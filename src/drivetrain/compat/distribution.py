@@ -1,4 +1,6 @@
-"""What ``importlib.metadata`` reports for the original's names: a version, and that drivetrain provides it."""
+"""What ``importlib.metadata`` reports for Lightning's distributions: Lightning's version, and a dependency on
+drivetrain.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from drivetrain.compat import table
 
 
 class ServedDistribution(Distribution):
-    """One distribution of the original, as if it were installed."""
+    """One of Lightning's distributions, such as "pytorch-lightning", as if it were installed."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -32,6 +34,6 @@ class ServedDistribution(Distribution):
 
 
 def distributions(name: str | None) -> Iterator[Distribution]:
-    """Yield the distribution called ``name``, in any spelling; all for ``None``."""
+    """Yield Lightning's distribution called ``name``, in any spelling; for ``None``, yield all of them."""
     wanted = None if name is None else re.sub(r"[-_.]+", "-", name).lower()
     return (ServedDistribution(name) for name in table.in_use().distributions if wanted in (None, name))

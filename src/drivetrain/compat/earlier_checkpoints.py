@@ -6,7 +6,7 @@ Such a file describes the position in training as follows::
                                 ready, started, processed and completed, in this run (current) and in all (total)
     1.0 to 1.5                  epoch and global_step only, both counted as if the epoch were over
 
-No such file contains the random state, or the finished batches of an epoch.
+No such file contains the random state, or tells which batches of an epoch are finished.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ _INTERVAL = re.compile(r"datetime\.timedelta\(([^()]*)\)")
 
 
 def migrate(checkpoint: State, resuming: bool = False) -> State:
-    """Convert a Lightning checkpoint as if this Trainer had written it; return any other value unchanged.
+    """Convert a Lightning checkpoint to the layout of drivetrain's Trainer; return any other value unchanged.
 
-    Hyperparameters become dictionaries, without entries that were not loaded. The file's other entries are kept.
+    Hyperparameters become dictionaries, without objects whose classes were not loaded. The file's other entries are
+    kept.
 
     Args:
         checkpoint: the data that was read; it is not changed.
-        resuming: whether training resumes from it; one warning then names what the file lacks.
+        resuming: whether training resumes from ``checkpoint``; if so, a warning names what the file lacks.
 
     Returns:
         A new dictionary, or ``checkpoint`` if no conversion is needed. Its ``loops`` have the entry "drivetrain". The
-        state of a callback from a Lightning before 1.5 has the name of its class as its key.
+        key of a callback's state that Lightning before 1.5 saved is the name of the callback's class.
     """
     if not isinstance(checkpoint, Mapping) or "state_dict" not in checkpoint or "drivetrain_version" in checkpoint:
         return checkpoint
@@ -60,10 +61,10 @@ def migrate(checkpoint: State, resuming: bool = False) -> State:
     if "callbacks" in migrated or "checkpoint_callback_best_model_path" in migrated:
         migrated["callbacks"] = _callbacks(migrated)
     if "lr_schedulers" in migrated:
-        # A function in a scheduler's state is replaced by the function with which the scheduler was built.
+        # A function in a scheduler's state is left out: the scheduler keeps the function with which it was created.
         migrated["lr_schedulers"] = [_known(state) for state in migrated["lr_schedulers"]]
     fit_loop = loops.get("fit_loop")
-    with contextlib.suppress(KeyError, TypeError):  # the state of a user's own loops has no known position
+    with contextlib.suppress(KeyError, TypeError):  # user-defined loops store the position elsewhere
         progress = _progress_of_epochs(migrated) if fit_loop is None else _progress(fit_loop, migrated)
         migrated["loops"] = {**loops, "drivetrain": progress}
     migrated["restart"] = {"callback_metrics": _monitored(migrated.get("callbacks", {}))}
@@ -84,7 +85,7 @@ def _warn_of_the_unknown(checkpoint: State, knows_place: bool) -> None:
 
 
 def _known(state: Any) -> Any:
-    """Return the items of a dictionary, except those with values that were not loaded."""
+    """Return a dictionary without the items that contain objects whose classes were not loaded."""
     if not isinstance(state, Mapping):
         return state
     return {key: value for key, value in state.items() if not any(placeholders(value))}
@@ -108,23 +109,23 @@ def _migrate_hparams(checkpoint: State) -> None:
         if isinstance(hparams, Mapping):
             checkpoint[key] = dict(_known(hparams))
         else:
-            checkpoint.pop(key, None)  # an object of a configuration library
+            checkpoint.pop(key, None)  # such as an object of a configuration library
 
 
 # ---- the position in training ----------------------------------------------------------------------------------------
 
 
 def _progress(fit_loop: State, checkpoint: State) -> State:
-    """Return the counters in a ``fit_loop`` of 1.6 and later."""
+    """Return drivetrain's counters for a ``fit_loop`` that Lightning 1.6 or later has saved."""
     epochs, batches = fit_loop["epoch_progress"]["current"], fit_loop["epoch_loop.batch_progress"]
     now, ever = batches["current"], batches["total"]
-    over = epochs["processed"] >= epochs["ready"]  # saved after the epoch's last batch; the end hooks come after that
+    over = epochs["processed"] >= epochs["ready"]  # after the epoch's last batch; its end hooks may still run
     ending = over and epochs["completed"] < epochs["processed"]
     begun = epochs["started"] >= epochs["ready"]
     done = now["processed"] if begun and (ending or not over) else 0
     steps, manual = _optimizer_steps(fit_loop, checkpoint)
     stepped = fit_loop.get("epoch_loop.state_dict", {}).get("_batches_that_stepped", steps)  # since 1.6.5
-    if not over:  # rises after the batch's hooks and after validation, and both may save before that
+    if not over:  # Lightning counts a batch only after its hooks and its validation, which may save
         stepped += now["processed"] - now["completed"] if manual else 1
     return {
         **_fresh_progress(),
@@ -141,9 +142,10 @@ def _progress(fit_loop: State, checkpoint: State) -> State:
 
 
 def fit_loop_of(position: State) -> State:
-    """Return the entry "fit_loop" of a 2.x checkpoint for the entry "drivetrain" of a checkpoint's loops.
+    """Convert drivetrain's counters back: return the entry "fit_loop" of a Lightning 2.x checkpoint for ``position``.
 
-    The optimizer steps are counted for both kinds of optimization, because a checkpoint does not say which it was.
+    The optimizer steps are entered for automatic and for manual optimization, because a checkpoint does not tell which
+    of them the module used.
     """
     ending, done = bool(position.get("epoch_ending")), int(position.get("batches_done", 0))
     inside = done > 0 and not ending
@@ -181,7 +183,7 @@ def _counters(count: int) -> State:
 
 
 def _validation(fit_loop: State, batches: State) -> str:
-    """Return the state of the validation after the last batch: not begun, "running" or "done"."""
+    """Return the state of the validation after the last batch: "" if it has not begun, "running" or "done"."""
     if batches["completed"] < batches["processed"]:
         return ""  # the batch's own hooks had not finished
     names = ("epoch_loop.val_loop.batch_progress", "epoch_loop.val_loop.epoch_loop.batch_progress")
@@ -193,7 +195,7 @@ def _validation(fit_loop: State, batches: State) -> str:
 
 
 def _optimizer_steps(fit_loop: State, checkpoint: State) -> tuple[int, bool]:
-    """Return the number of optimizer steps so far, and whether in manual optimization."""
+    """Return the number of optimizer steps so far, and whether the module used manual optimization."""
     automatic = manual = None
     for name, state in fit_loop.items():  # the loops' names differ between versions, but not their suffixes
         if name.endswith("optimizer_loop.optim_progress") or name.endswith("automatic_optimization.optim_progress"):
@@ -207,12 +209,14 @@ def _optimizer_steps(fit_loop: State, checkpoint: State) -> tuple[int, bool]:
 
 
 def _progress_of_epochs(checkpoint: State) -> State:
-    """Return the counters of a file of 1.0 to 1.5, as if it had been saved between two epochs."""
+    """Return drivetrain's counters for a file of Lightning 1.0 to 1.5, as if the file had been saved between two
+    epochs.
+    """
     steps = int(checkpoint["global_step"])
     return {
         **_fresh_progress(),
         "current_epoch": int(checkpoint.get("epoch", 0)),
-        "earlier_batches": steps,  # too few, if steps had several batches each
+        "earlier_batches": steps,  # too few if gradients were accumulated over several batches
         "global_step": steps,
         "stepped_batches": steps,
     }
@@ -221,7 +225,8 @@ def _progress_of_epochs(checkpoint: State) -> State:
 def _fresh_progress() -> State:
     """Return the counters of a fit that has not begun.
 
-    An epoch that a limit or a request has cut short counts as complete: its other batches are never trained on.
+    With these counters, an epoch that a limit or a request to stop has cut short counts as complete: a resumed fit does
+    not train on its remaining batches.
     """
     return {**Progress().state_dict(), **Window().place()}
 
@@ -257,7 +262,7 @@ def _callbacks(checkpoint: State) -> dict[str, State]:
 
 
 def _state_key(key: Any) -> str:
-    """Return the key of the same callback's state in drivetrain's checkpoints."""
+    """Return the key in drivetrain's checkpoints for the callback whose state Lightning saved under ``key``."""
     if isinstance(key, type) and issubclass(key, Placeholder):  # before 1.5, the class itself was the key
         return key.path.rpartition(".")[2]
     if isinstance(key, type):
@@ -266,7 +271,7 @@ def _state_key(key: Any) -> str:
     try:
         given = ast.literal_eval(_INTERVAL.sub(_in_seconds, brace + arguments))
     except (ValueError, SyntaxError, TypeError, OverflowError):
-        return str(key)  # a user's own key
+        return str(key)  # a key that the user's callback defines
     if not isinstance(given, dict):
         return str(key)
     if "every_n_train_steps" in given:
@@ -275,14 +280,14 @@ def _state_key(key: Any) -> str:
 
 
 def _in_seconds(match: re.Match[str]) -> str:
-    """Return a timedelta in Python's text form as seconds."""
+    """Return the seconds of a timedelta that is written as ``datetime.timedelta(...)``."""
     parts = dict(part.strip().split("=") for part in match.group(1).split(",") if "=" in part)
     return repr(timedelta(**{name: int(number) for name, number in parts.items()}).total_seconds())
 
 
 def _callback_state(state: Any, checkpoint: State) -> Any:
-    """Return a callback's state with drivetrain's fields, recognized by its entries; ``None`` if too much is
-    missing.
+    """Return a callback's state with drivetrain's fields; ``None`` if too much is missing. The entries of ``state``
+    tell which callback has saved it.
     """
     if not isinstance(state, Mapping):
         return state
@@ -291,7 +296,7 @@ def _callback_state(state: Any, checkpoint: State) -> Any:
     if "wait_count" in state and "patience" in state:
         if "best_score" not in state:
             return None
-        reasons = ("stopping_reason", "stopping_reason_message")  # of the earlier run, and numbered differently
+        reasons = ("stopping_reason", "stopping_reason_message")  # left out: Lightning numbers them differently
         return {
             **{name: value for name, value in state.items() if name not in reasons},
             "stopped_epoch": state.get("stopped_epoch", 0),
@@ -306,7 +311,8 @@ def _model_checkpoint_state(state: State, checkpoint: State) -> State:
     best, score, monitor = state["best_model_path"] or "", state.get("best_model_score"), state.get("monitor")
     models = {path: torch.as_tensor(value) for path, value in (state.get("best_k_models") or {}).items()}
     if best and not models:
-        # Without monitor, and before 1.5, only the best file is known to be kept. drivetrain then ranks by step.
+        # Without a monitor, and in files from before 1.5, only the best model's file is known. drivetrain then ranks
+        # files by step.
         models = {best: torch.as_tensor(float(checkpoint["global_step"]) if score is None else score)}
     kth = state.get("kth_best_model_path") or (best if len(models) == 1 else "")
     return {
@@ -324,8 +330,8 @@ def _model_checkpoint_state(state: State, checkpoint: State) -> State:
 
 
 def _monitored(callbacks: dict[str, State]) -> dict[str, Any]:
-    """Return the values that callbacks monitored when they saved: schedulers that step at the end of an epoch may use
-    them too.
+    """Return the values that callbacks monitored when they saved, because schedulers that step at the end of an epoch
+    may need these values.
     """
     return {
         state["monitor"]: state["current_score"]

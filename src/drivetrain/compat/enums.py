@@ -1,4 +1,4 @@
-"""Enumerations of the original's options. drivetrain uses plain strings, which are equal to them."""
+"""Lightning's enumerations of options. A member is equal to the plain string that drivetrain uses."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ class LightningEnum(str, Enum):
 
     @classmethod
     def from_str(cls: type[E], value: str, source: str = "key") -> E:
-        """Return the member with the name ``value``, or with that value (``source="value"``), or either (``"any"``).
+        """Return the member whose name is ``value``. With ``source="value"`` its value is compared instead, with
+        ``"any"`` either of the two.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no such member.
         """
         if (found := cls.try_from_str(value, source)) is None:
             raise ValueError(f"{cls.__name__} has no member {value!r}. Known: {', '.join(cls.__members__)}.")
@@ -24,7 +25,7 @@ class LightningEnum(str, Enum):
 
     @classmethod
     def try_from_str(cls: type[E], value: str, source: str = "key") -> E | None:
-        """Return the result of :meth:`from_str`; ``None`` if there is none."""
+        """Return the member that :meth:`from_str` returns; ``None`` if there is no such member."""
         for member in cls:
             candidates = {"key": [member.name], "value": [member.value]}.get(source, [member.name, member.value])
             if value.lower() in map(str.lower, candidates):
@@ -63,7 +64,7 @@ class Interval(LightningEnum):
 
 
 class _FaultTolerantMode(LightningEnum):
-    """An option of Lightning 1.5 to 1.9, which occurs in their checkpoints."""
+    """An option of Lightning 1.5 to 1.9; checkpoints of these versions contain it."""
 
     DISABLED = "disabled"
     AUTOMATIC = "automatic"

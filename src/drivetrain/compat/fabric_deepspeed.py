@@ -1,4 +1,4 @@
-"""``fabric.strategies.DeepSpeedStrategy``: DeepSpeed's engines in your own loop, with Fabric's signatures."""
+"""Lightning's ``fabric.strategies.DeepSpeedStrategy``: DeepSpeed in your own loop, with Fabric's signatures."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _OF_DEEPSPEED = frozenset(
         "skipped_steps", "global_steps", "global_samples", "dp_world_size", "mp_world_size", "ds_config", "ds_version",
     }
 )  # fmt: skip
-"""Names in a checkpoint that DeepSpeed uses."""
+"""Names in a checkpoint that DeepSpeed reserves for itself."""
 
 _LOSS_SCALING = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
-"""Arguments for precision "16-true", which are attributes too."""
+"""Constructor arguments for the precision "16-true"; each is also an attribute."""
 
 
 @dataclass
@@ -54,28 +54,30 @@ class _Trained:
 class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     """DeepSpeed's ZeRO; see :class:`drivetrain.strategies.DeepSpeedStrategy`, and docs/deepspeed.md.
 
-    Set up a module together with its optimizer. ``fabric.backward(loss)`` and ``optimizer.step()`` call the engine,
-    which may accumulate gradients itself (``gradient_accumulation_steps`` of its configuration), or in contexts of
+    Set up a module together with its optimizer. ``fabric.backward(loss)`` and ``optimizer.step()`` call DeepSpeed's
+    engine. To accumulate gradients, set ``gradient_accumulation_steps`` in the engine's configuration, or use
     ``fabric.no_backward_sync``. A scheduler that was passed to ``fabric.setup`` is stepped after each optimizer step.
     Checkpoints are folders of DeepSpeed's own format.
 
     Args:
         accelerator, parallel_devices, cluster_environment, precision, process_group_backend, timeout: as for DDP.
         stage: what is sharded over the ranks. 1: optimizer states; 2: gradients too; 3: parameters too.
-        remote_device: where ``fabric.init_module`` makes parameters with stage 3.
+        remote_device: with stage 3, the device on which ``fabric.init_module`` creates parameters.
         logging_batch_size_per_gpu: the batch size in DeepSpeed's messages.
-        config: DeepSpeed's configuration, or the path of its JSON file, instead of all arguments that describe a
-            configuration; ``None``: the file that the environment variable ``PL_DEEPSPEED_CONFIG_PATH`` names, if there
+        config: DeepSpeed's configuration, or the path of its JSON file; it replaces all arguments that are entries of a
+            configuration. ``None``: the file that the environment variable ``PL_DEEPSPEED_CONFIG_PATH`` names, if there
             is one.
         logging_level: the level of DeepSpeed's own logger.
         loss_scale, initial_scale_power, loss_scale_window, hysteresis, min_loss_scale: the loss scaling with precision
             "16-true".
-        load_full_weights: ignored: files are read as files, and folders as folders.
-        exclude_frozen_parameters: leave parameters that are not trained out of checkpoints.
-        zero_optimization: must be True. The other arguments are entries of DeepSpeed's configuration.
+        load_full_weights: ignored, because a file is always read as complete weights, and a folder as DeepSpeed's own
+            format.
+        exclude_frozen_parameters: leave parameters with ``requires_grad=False`` out of checkpoints.
+        zero_optimization: must be True. All arguments that are not listed here are entries of DeepSpeed's
+            configuration.
 
     Raises:
-        ConfigurationError: the package is missing, or an argument is wrong.
+        ConfigurationError: DeepSpeed is missing, or an argument is wrong.
     """
 
     _plain: type = plain.DeepSpeedStrategy
@@ -171,7 +173,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     # ---- set up --------------------------------------------------------------------------------------------------
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
-        """Return ``module`` for evaluation: with stage 3, inside an engine."""
+        """Return ``module``, set up without an optimizer for evaluation; with stage 3, return an engine around it."""
         module = super().setup_module(module)
         return module if self.stage < 3 else self._started(module, None)
 
@@ -184,7 +186,9 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     def setup_module_and_optimizers(
         self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None
     ) -> tuple[nn.Module, list[Optimizer], Any]:
-        """Return DeepSpeed's engine of ``module``, and the optimizer, whose steps the engine makes."""
+        """Return DeepSpeed's engine around ``module``, and the optimizer and scheduler. The engine makes the
+        optimizer's steps.
+        """
         if len(optimizers) != 1:
             raise ConfigurationError(
                 f"fabric.setup got {len(optimizers)} optimizers, and DeepSpeed's engine steps one. Put all parameters "
@@ -203,11 +207,13 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         return engine, optimizers, scheduler
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Context in which new layers are created; with stage 3 they are partitioned as soon as each is created."""
+        """Context in which new layers are created; with stage 3, each is partitioned over the ranks as soon as it is
+        created.
+        """
         return self.module_sharded_context() if self.zero_stage_3 else super().module_init_context(empty_init)
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
-        """Context in which, with stage 3, layers are partitioned as soon as each is created."""
+        """Context in which, with stage 3, each layer is partitioned over the ranks as soon as it is created."""
         if not self.zero_stage_3 or self.remote_device is None:
             return self.model_sharded_context()
         return self._deepspeed().zero.Init(config_dict_or_path=self.engine_config(), remote_device=self.remote_device)
@@ -221,7 +227,9 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     @contextmanager
     def _for_trained(self, module: nn.Module) -> Iterator[_Trained | None]:
-        """Context of :meth:`_for` with a module or an engine; yields its record, or ``None`` without an optimizer."""
+        """Enter :meth:`_for` for a module or an engine; yield its record, or ``None`` if it was set up without an
+        optimizer.
+        """
         one = self._of(module)
         with self._for(module) if one is None else self._for(one.module, one.engine):
             yield one
@@ -251,7 +259,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Let the engine compute the gradients of ``tensor``, scaled by its configuration."""
+        """Let the engine compute the gradients of ``tensor``, with the loss scaling of the engine's configuration."""
         one = self._all[0] if module is None and len(self._all) == 1 else self._of(module)
         if one is None:
             raise ConfigurationError(
@@ -261,7 +269,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         one.engine.backward(tensor, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Let the engine step if it has accumulated enough gradients, and then the scheduler."""
+        """Let the engine step if it has accumulated enough gradients; after such a step, step the scheduler."""
         one = self._of(optimizer)
         if one is None:
             return Strategy.optimizer_step(self, optimizer, **kwargs)
@@ -272,7 +280,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         return loss
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        """Do nothing: the engine may be accumulating gradients, and clears them in its steps."""
+        """Do nothing for an engine's optimizer: the engine may be accumulating gradients, and clears them itself."""
         if self._of(optimizer) is None:
             optimizer.zero_grad()
 
@@ -295,7 +303,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         norm_type: float = 2.0,
         error_if_nonfinite: bool = True,
     ) -> Tensor | None:
-        """Let the engine clip in its next steps; the engine skips steps with non-finite gradients."""
+        """Let the engine clip gradients in its next steps; the engine skips steps with non-finite gradients."""
         one = self._of(optimizer)
         with self._for(module, None if one is None else one.engine):
             return plain.DeepSpeedStrategy.clip_gradients(self, module, optimizer, max_norm, "norm", norm_type)
@@ -303,12 +311,12 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """Return complete weights on rank 0; every rank calls it."""
+        """Return complete weights on rank 0; every rank must call this."""
         with self._for_trained(module):
             return self.lightning_module_state_dict()
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Load complete weights; every rank calls it."""
+        """Load complete weights; every rank must call this."""
         with self._for_trained(module) as one:
             self.load_model_state_dict({"state_dict": state_dict}, strict)
             if one is not None:
@@ -338,7 +346,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
                 f"The state has the names {', '.join(map(repr, taken))}, which DeepSpeed uses itself. Rename them."
             )
         besides = snapshots.of(rest, {}, self.states(self))
-        # a scheduler may have changed the options since the last step
+        # a scheduler may have changed the optimizer's options since the last step
         _deepspeed_optimizers.pass_options_to(one.engine, one.optimizer)
         one.engine.save_checkpoint(
             str(self.broadcast(path)), tag=_TAG, client_state=besides,
@@ -371,7 +379,9 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         return left
 
     def _parted(self, state: Mapping[str, Any], verb: str) -> tuple[_Trained, dict[str, Any]]:
-        """Return the module of ``state`` that was set up, and the other entries without its optimizer."""
+        """Return the record of the module in ``state`` that was set up, and the entries besides this module and its
+        optimizer.
+        """
         found = [one for value in state.values() if isinstance(value, nn.Module) and (one := self._of(value))]
         if len(found) != 1:
             raise ConfigurationError(

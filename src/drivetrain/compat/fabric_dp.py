@@ -1,4 +1,4 @@
-"""``fabric.strategies``: one process, several devices, with Fabric's signatures."""
+"""Lightning's ``fabric.strategies.DataParallelStrategy``: one process for several devices, with Fabric's signatures."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class FabricDataParallelStrategy(Strategy, plain.DataParallelStrategy):  # type:
     __init__ = constructor(plain.DataParallelStrategy, "accelerator", "parallel_devices", "checkpoint_io", "precision")
 
     def all_reduce(self, collection: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Return the mean over the elements of each tensor, as for the outputs of several devices; other values
-        unchanged.
+        """Replace each tensor, which holds the outputs of several devices, by the mean of its elements; return other
+        values unchanged.
         """
         operation_of(reduce_op)
         return map_leaves(_mean, collection) if reduce_op in ("mean", "avg", None) else collection

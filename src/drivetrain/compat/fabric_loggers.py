@@ -1,6 +1,6 @@
-"""``fabric.loggers``: the loggers with Fabric's signature ``CSVLogger(root_dir=...)``.
+"""Lightning's ``fabric.loggers``: drivetrain's loggers with Fabric's signatures, such as ``CSVLogger(root_dir=...)``.
 
-The classes have their own names, so that ``CSVLogger`` without a module is unambiguous on a command line.
+The names of the classes begin with "Fabric", so that ``CSVLogger`` without a module is unambiguous on a command line.
 """
 
 from __future__ import annotations
@@ -48,5 +48,5 @@ class FabricTensorBoardLogger(_RootDir, tensorboard.TensorBoardLogger):
         sub_dir: str | os.PathLike[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        log_graph = kwargs.pop("log_graph", True)  # the user's loop calls log_graph() itself
+        log_graph = kwargs.pop("log_graph", True)  # True, because the user's loop decides whether to call log_graph()
         super().__init__(root_dir, name, version, log_graph, default_hp_metric, prefix, sub_dir, **kwargs)

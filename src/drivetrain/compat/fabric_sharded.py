@@ -1,6 +1,6 @@
-"""``fabric.strategies`` for sharded models: FSDP and model parallelism, with Fabric's signatures.
+"""Lightning's ``fabric.strategies`` for sharded models: FSDP and model parallelism, with Fabric's signatures.
 
-Both are FSDP2 here; see docs/fsdp.md and docs/model_parallel.md.
+Both use torch's FSDP2 here; see docs/fsdp.md and docs/model_parallel.md.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _ShardedStates(States):
 
 
 class _Sharded(Strategy):
-    """Base of both strategies: modules are moved only as shards, and checkpoints may contain shards."""
+    """Base of both strategies: only shards of a module are moved to a device, and checkpoints may contain shards."""
 
     states = _ShardedStates
     large: tuple[str, ...]
@@ -68,12 +68,13 @@ class _Sharded(Strategy):
     def load_checkpoint(  # type: ignore[override]
         self, path: str | Path, state: Target = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a file or a folder into the objects of ``state``, each rank its own shards; return the other entries.
+        """Read a file or a folder into the objects of ``state``, and return the other entries. Each rank reads its own
+        shards.
 
         Raises:
             CheckpointError: the checkpoint does not fit, or is a folder that Lightning has written.
         """
-        if Path(path, ".metadata").is_file():  # a folder of torch.distributed.checkpoint, which unpickles this file
+        if Path(path, ".metadata").is_file():  # reading a folder of torch.distributed.checkpoint unpickles this file
             raise CheckpointNameError(
                 f"{path} is a folder that Lightning has written, and drivetrain's folders have another format. Run "
                 f"python -m lightning.fabric.utilities.consolidate_checkpoint {path} where Lightning is installed, and "
@@ -91,20 +92,20 @@ class _Sharded(Strategy):
         """Do nothing: the complete module may be larger than the device, and ``setup_module`` moves the shards."""
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Context in which new layers are created in the precision; with ``empty_init`` without memory.
+        """Context in which new layers are created in the precision's dtype; with ``empty_init``, they get no memory.
 
-        ``setup_module`` shards such layers, allocates them, and calls their ``reset_parameters``.
+        ``setup_module`` shards layers without memory, allocates the shards, and calls the layers' ``reset_parameters``.
         """
         on_meta = torch.device("meta") if empty_init else None
         return entered(on_meta, self.precision_plugin.module_init_context(), self.module_sharded_context())
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
-        """Context in which layers may be sharded as they are created; ``setup_module`` shards the others."""
+        """Context in which layers may be sharded as they are created; ``setup_module`` shards the other layers."""
         return self.model_sharded_context()
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """Return the state of ``module`` for a checkpoint: shards, or complete tensors on rank 0; every rank calls
-        it.
+        """Return the state of ``module`` for a checkpoint: shards, or complete tensors on rank 0. Every rank must call
+        this.
         """
         return self.module_state(module)
 
@@ -121,8 +122,10 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
     Args:
         accelerator, parallel_devices, cluster_environment, precision, process_group_backend, timeout: as for DDP.
         cpu_offload, mixed_precision, auto_wrap_policy, activation_checkpointing, activation_checkpointing_policy,
-            sharding_strategy, device_mesh: as for drivetrain's, in the forms of torch's first FSDP too.
-        state_dict_type: "sharded": checkpoints are folders, into which each process writes its shards; "full": files.
+            sharding_strategy, device_mesh: as for drivetrain's FSDPStrategy. The objects of torch's first FSDP, such as
+            ``CPUOffload``, are accepted, too.
+        state_dict_type: "sharded": checkpoints are folders, into which each process writes its shards; "full":
+            checkpoints are files.
         others: arguments of torch's first FSDP without effect here, which are ignored with a warning.
     """
 
@@ -165,7 +168,7 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
         super().set_ranks(environment, num_nodes)
         on_one = _ON_ONE_MACHINE.get(self._asked_sharding)
         if num_nodes == 1 and on_one is not None and self.options.device_mesh is None:
-            self.options = replace(self.options, sharding=on_one)  # with one machine there is nothing to replicate
+            self.options = replace(self.options, sharding=on_one)  # hybrid sharding replicates over machines
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
         """Context in which torch's ``wrap(layer)`` selects the layers that are gathered one at a time."""
@@ -194,18 +197,18 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
 
     @property
     def _fsdp_kwargs(self) -> dict[str, Any]:
-        """The original's arguments for torch's first FSDP, under a name that programs read."""
+        """The arguments that Lightning would pass to torch's first FSDP, under a name that programs read."""
         policy = {} if (given := self.options.auto_wrap_policy) is None else {"auto_wrap_policy": given}
         return {"use_orig_params": True, **policy}
 
     @property
     def cpu_offload(self) -> Any:
-        """Whether shards are kept in host memory, as torch's ``CPUOffload``."""
+        """torch's ``CPUOffload`` object, which tells whether shards are kept in host memory."""
         return fsdp.CPUOffload(offload_params=self.options.offloads)
 
     @property
     def sharding_strategy(self) -> Any:
-        """The sharding, as torch's ``ShardingStrategy``."""
+        """The sharding, as a member of torch's ``ShardingStrategy``."""
         return fsdp.ShardingStrategy[self._asked_sharding]
 
     mixed_precision_config: Any = reads(
@@ -219,10 +222,10 @@ class FabricModelParallelStrategy(  # type: ignore[misc]  # as above
     """A user's function splits and shards the model; see :class:`drivetrain.strategies.ModelParallelStrategy`.
 
     Args:
-        parallelize_fn: called with the module and the device mesh; returns the module to train. Parameters that it
-            leaves complete are sharded over the dimension "data_parallel" of the mesh.
+        parallelize_fn: called with the module and the device mesh; returns the module to train. Parameters that the
+            function leaves complete are sharded over the dimension "data_parallel" of the mesh.
         data_parallel_size, tensor_parallel_size, save_distributed_checkpoint, process_group_backend, timeout: as for
-            drivetrain's strategy.
+            drivetrain's ModelParallelStrategy.
     """
 
     _plain: type = plain.ModelParallelStrategy
@@ -243,7 +246,8 @@ class FabricModelParallelStrategy(  # type: ignore[misc]  # as above
         self._parallelize_fn = parallelize_fn
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
-        """Return the result of ``parallelize_fn``, with rank 0's weights, and shard its complete parameters.
+        """Copy rank 0's weights to every rank, call ``parallelize_fn``, and return its result with complete parameters
+        sharded.
 
         Raises:
             TypeError: the function does not return a module.
@@ -258,7 +262,7 @@ class FabricModelParallelStrategy(  # type: ignore[misc]  # as above
         return super().setup_module(compiled_in_place(made))
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        self._loads = bool(empty_init)  # a checkpoint will fill parameters that no layer initialises
+        self._loads = bool(empty_init)  # then no layer initialises parameters, because a checkpoint will fill them
         return super().module_init_context(empty_init)
 
     def _split(self, module: nn.Module) -> None:

@@ -1,8 +1,9 @@
-"""``fabric.strategies``: base classes for strategies written for Fabric.
+"""Lightning's ``fabric.strategies``: base classes for strategies written for Fabric.
 
-Fabric's strategies have members with the same names as the Trainer's but other signatures: ``backward(tensor,
-module)``, ``save_checkpoint(path, state)``. A class here has Fabric's signatures, for overrides and for ``super()``,
-and derives from drivetrain's strategy, which does the work. An Engine uses it through :class:`FabricVerbs`.
+Fabric's strategies and the Trainer's have methods with the same names but different signatures. Fabric's are
+``backward(tensor, module)`` and ``save_checkpoint(path, state)``, for example. Each class here has Fabric's signatures,
+so that a user's subclass can override methods and call ``super()``. The class derives from drivetrain's strategy, which
+does the work. An Engine calls the methods through :class:`FabricVerbs`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from drivetrain.strategies.placement import place
 from drivetrain.strategies.replicas import Replicas
 
 Target: TypeAlias = nn.Module | Optimizer | MutableMapping[str, Any] | None
-"""What a checkpoint is read into: one object, or several by name; ``None``: nothing."""
+"""What a checkpoint is read into: a module, an optimizer, or several objects by name; ``None``: nothing."""
 
 REFUSED = refused("Fabric's strategies")
 """Members of Fabric's strategies whose override is an error, and what to write instead."""
@@ -48,9 +49,8 @@ _OF_RANKS = ("accelerator", "parallel_devices", "cluster_environment", "checkpoi
 
 
 def constructor(of: Any, *names: str) -> Any:
-    """Return a constructor with Fabric's arguments in Fabric's order, which calls that of drivetrain's class ``of``.
-
-    An argument has the default that it has there. ``precision`` is called ``precision_plugin`` there.
+    """Return a constructor with Fabric's arguments in Fabric's order, which calls the constructor of drivetrain's class
+    ``of``. Defaults are those of ``of``, in which ``precision`` is called ``precision_plugin``.
     """
     parameters = dict(inspect.signature(of.__init__).parameters)
     parameters["precision"] = parameters["precision_plugin"].replace(name="precision")
@@ -69,7 +69,7 @@ def constructor(of: Any, *names: str) -> Any:
 
 
 class FabricVerbs(Verbs):
-    """Calls the methods of a strategy that is written for Fabric, with Fabric's signatures."""
+    """Calls the methods of a strategy written for Fabric with Fabric's signatures, on behalf of an Engine."""
 
     strategy: Strategy
     takes_prepared = True
@@ -90,7 +90,7 @@ class FabricVerbs(Verbs):
 
     @staticmethod
     def refuse_trainer(cls: type) -> NoReturn:
-        """Raise the error for a Trainer with such a strategy."""
+        """Raise the error for a Trainer that got a strategy written for Fabric."""
         base = next(owner.__name__ for owner in cls.__mro__ if _is_ours(owner)).removeprefix("Fabric")
         raise ConfigurationError(
             f"Trainer got the strategy {cls.__name__}, a class of lightning.fabric.strategies, whose methods are "
@@ -114,7 +114,7 @@ class FabricVerbs(Verbs):
         if move_to_device:
             strategy.module_to_device(converted)
         follow(optimizers, before, module)
-        # the base's setup_module() then finds the module converted
+        # so that the base class's setup_module() does not convert the module again
         with standing_for(strategy, lightning_module=converted, _converted=converted):
             if optimizers:
                 given = () if scheduler is None else (scheduler,)
@@ -174,11 +174,11 @@ class FabricVerbs(Verbs):
 
     def load(self, path: str | Path, state: Any, strict: bool, weights_only: bool | None) -> dict[str, Any]:
         if not isinstance(state, MutableMapping):
-            return super().load(path, state, strict, weights_only)  # the base reads everything, or reports the error
+            return super().load(path, state, strict, weights_only)  # reads all entries, or raises the error
         given = {name: _bare(value) for name, value in state.items()}
         rest = self.strategy.load_checkpoint(path=path, state=given, strict=strict, **reading(weights_only))
         for name in given:
-            if _bare(state[name]) is state[name]:  # wrapped objects stay wrapped
+            if _bare(state[name]) is state[name]:  # an object in an Engine's wrapper keeps it
                 state[name] = given[name]
         return rest
 
@@ -206,7 +206,7 @@ class States:
 
 
 class _BackwardSyncControl(ABC):
-    """The attribute ``_backward_sync_control`` of a strategy for Fabric, which defers the exchange of gradients."""
+    """The object in a strategy's attribute ``_backward_sync_control``; it defers the exchange of gradients."""
 
     @abstractmethod
     def no_backward_sync(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
@@ -235,18 +235,20 @@ def not_drawn(empty_init: bool | None) -> AbstractContextManager[Any] | None:
 
 
 class _Served(ABCMeta):
-    """Makes ``isinstance`` with a class of this file accept drivetrain's own class, which an Engine uses by default."""
+    """Metaclass: ``isinstance`` with a class of this file accepts drivetrain's strategies, which an Engine uses by
+    default.
+    """
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return cls.__subclasscheck__(instance.__class__)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
-        # Not issubclass(), which for an abstract class checks all its subclasses, including this one.
+        # issubclass() cannot be used here: for an abstract class it asks all subclasses, including this one.
         return cls.__dict__.get("_plain", cls) in subclass.__mro__
 
 
 class Strategy(plain.Strategy, metaclass=_Served):
-    """The base of a strategy for Fabric.
+    """Base class of strategies written for Fabric.
 
     Args:
         accelerator: the accelerator; ``None``: the Engine's choice.
@@ -263,7 +265,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
     __init__: Any = constructor(plain.Strategy, "accelerator", "checkpoint_io", "precision")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "_plain" in vars(cls):  # the facts of drivetrain's class, with another object that calls the methods
+        if "_plain" in vars(cls):  # as drivetrain's class, except for the object that calls the methods
             cls.facts = cls._plain.facts.but(engine_verbs=FabricVerbs, engine_class=None)  # type: ignore[attr-defined]
         super().__init_subclass__(**kwargs)
 
@@ -285,7 +287,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         place(module, self.root_device)
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
-        """Return ``module``, already on the device, wrapped for several processes."""
+        """Return ``module``, which is already on the device, wrapped if there are several processes."""
         return super().setup_module(module, move_to_device=False)
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
@@ -300,8 +302,8 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return module, [self.setup_optimizer(optimizer) for optimizer in optimizers], scheduler
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Context in which new layers are created on the device and in the precision; ``empty_init``: their parameters
-        are not initialised.
+        """Context in which new layers are created on the device, in the precision's dtype; with ``empty_init``, their
+        parameters are not initialised.
         """
         of_tensors, of_layers = super().tensor_init_context(), self.precision_plugin.module_init_context()
         return entered(of_tensors, of_layers, not_drawn(empty_init))
@@ -313,11 +315,11 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return super().batch_to_device(batch, device)
 
     def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Compute the gradients of ``tensor``, scaled if the precision scales."""
+        """Compute the gradients of ``tensor``; they are scaled if the precision scales the loss."""
         super().backward(tensor, None, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Step ``optimizer`` in the precision; a closure is passed as ``closure=``."""
+        """Let the precision step ``optimizer``; pass a closure as ``closure=``."""
         return super().optimizer_step(optimizer, kwargs.pop("closure", None), **kwargs)
 
     def clip_gradients_norm(
@@ -338,7 +340,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return super().reduce(tensor, group, reduce_op)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Return the reduction of ``tensor`` over the ranks; the Engine calls it by this name."""
+        """Call :meth:`all_reduce`, under the name that the Engine uses."""
         return self.all_reduce(tensor, group=group, reduce_op=reduce_op)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
@@ -350,7 +352,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         storage_options: Any = None,
         filter: snapshots.Filters | None = None,
     ) -> None:
-        """Write modules, optimizers, stateful objects and plain data, each under a name; every rank calls it."""
+        """Write modules, optimizers, stateful objects and plain data, each under a name; every rank must call this."""
         super().save_checkpoint(snapshots.of(state, filter or {}, self.states(self)), path, storage_options)
 
     def load_checkpoint(  # type: ignore[override]
@@ -371,7 +373,9 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return rest
 
     def _loaded(self, value: Any) -> Any:
-        """Return the object that loads the state of ``value``: an override may load into the wrapped module."""
+        """Return what loads the state of ``value``: the module in its wrapper, or the wrapper if a subclass overrides
+        the loading.
+        """
         return value if overrides(self, "load_module_state_dict", Strategy) else _inside(value)
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
@@ -385,7 +389,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         _inside(module).load_state_dict(state_dict, strict=strict)
 
     def get_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the state of ``optimizer`` for a checkpoint; every rank calls it."""
+        """Return the state of ``optimizer`` for a checkpoint; every rank must call this."""
         return super().optimizer_state(optimizer)
 
 
@@ -420,7 +424,7 @@ class FabricDDPStrategy(FabricParallelStrategy, plain.DDPStrategy):  # type: ign
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision: as for
             :class:`FabricParallelStrategy`.
-        process_group_backend, timeout, start_method, ddp_arguments: as for drivetrain's strategy.
+        process_group_backend, timeout, start_method, ddp_arguments: as for drivetrain's DDPStrategy.
     """
 
     _plain: type = plain.DDPStrategy
@@ -435,7 +439,7 @@ def _is_ours(owner: type) -> bool:
 
 
 def _bare(value: Any) -> Any:
-    """Return the prepared module or the original optimizer, if ``value`` was set up."""
+    """Return the module or optimizer that the strategy's methods get for ``value``, without the Engine's wrapper."""
     if isinstance(value, EngineModule):
         return value._forward_module
     return unwrapped(value) if issubclass(type(value), OptimizerHandle) else value

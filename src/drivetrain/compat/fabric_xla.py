@@ -1,4 +1,4 @@
-"""``fabric.strategies`` for XLA devices, with Fabric's signatures; see docs/xla.md."""
+"""Lightning's ``fabric.strategies`` for XLA devices, with Fabric's signatures; see docs/xla.md."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Replicas(fabric.Strategy):
         return super().optimizer_step(optimizer, **kwargs)
 
     def all_reduce(self, output: Any, group: Any = None, reduce_op: Any = None) -> Any:
-        """Return the reduction of ``output``, a tensor or a number, over the ranks; ``None``: the sum."""
+        """Return the reduction of ``output``, a tensor or a number, over the ranks; ``reduce_op=None``: the sum."""
         if not isinstance(output, Tensor):
             output = torch.tensor(output, device=self.root_device)
         return super().all_reduce(output, group, "sum" if reduce_op is None else reduce_op)
@@ -76,18 +76,18 @@ class FabricXLAStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpos
 
 
 class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAStrategy):  # type: ignore[misc]  # as above
-    """One replica per XLA device, with shards of the model: torch_xla's ``XlaFullyShardedDataParallel``.
+    """A model sharded over XLA devices by torch_xla's ``XlaFullyShardedDataParallel``.
 
     Set up the module first, then the optimizers created from its parameters. Checkpoints have torch_xla's form: a
     folder with a file for each rank, or one file with all weights.
 
     Args:
-        accelerator, parallel_devices, checkpoint_io, precision: as for every strategy. torch_xla shards parameters of
-            32 bits; a precision of 16 bits is what replicas gather and compute in.
+        accelerator, parallel_devices, checkpoint_io, precision: as for every strategy. torch_xla shards parameters in
+            32 bits; with a precision of 16 bits, replicas gather them and compute in 16 bits.
         auto_wrap_policy: the layers that are gathered one at a time: a set of classes, or one of torch_xla's policies.
         activation_checkpointing_policy: classes of layers that recompute their activations in the backward pass.
-        state_dict_type: "sharded": a checkpoint is a folder. "full": it is a file with the weights alone, which an
-            unsharded module loads.
+        state_dict_type: "sharded": a checkpoint is a folder. "full": a checkpoint is a file with only the weights, for
+            a module that is not sharded.
         sequential_save: the ranks of a machine write their files one after the other, which needs less memory.
         fsdp_arguments: further arguments of ``XlaFullyShardedDataParallel``.
 
@@ -128,7 +128,9 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
         """Do nothing: the complete module may be larger than the device, and ``setup_module`` moves the shards."""
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Context in which new layers are created in the precision, on the host; ``empty_init``: not initialised."""
+        """Context in which new layers are created on the host, in the precision's dtype; with ``empty_init``,
+        uninitialised.
+        """
         return fabric.entered(fabric.not_drawn(empty_init), self.precision_plugin.module_init_context())
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
@@ -189,7 +191,7 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
         norm_type: float = 2.0,
         error_if_nonfinite: bool = True,
     ) -> Tensor | None:
-        """Clip the gradients of all shards by their total norm, and return it; ``error_if_nonfinite`` is ignored."""
+        """Clip all shards' gradients by their total norm, and return the norm; ``error_if_nonfinite`` is ignored."""
         self.precision_plugin.unscale_gradients(optimizer)
         return module.clip_grad_norm_(max_norm=max_norm, norm_type=norm_type)
 
@@ -211,7 +213,7 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
         storage_options: Any = None,
         filter: snapshots.Filters | None = None,
     ) -> None:
-        """Write a folder with a file for each rank, or one file with all weights; every rank calls it.
+        """Write a folder with a file for each rank, or one file with all weights; every rank must call this.
 
         Raises:
             FileExistsError: the folder exists and is not empty.

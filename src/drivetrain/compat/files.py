@@ -1,4 +1,6 @@
-"""``utilities.cloud_io``, ``distributed`` and ``core.saving``: local and remote files, and their contents."""
+"""Functions of Lightning's ``utilities.cloud_io``, ``utilities.distributed`` and ``core.saving``: read and write local
+and remote files.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from drivetrain.errors import ConfigurationError, WrongTypeError, check_installe
 from drivetrain.module.loading import literal as convert
 
 CHECKPOINT_PAST_HPARAMS_KEYS = ("hparams", "module_arguments")
-"""Keys of the hyperparameters in checkpoints of before 0.9."""
+"""Keys of the hyperparameters in checkpoints of Lightning before 0.9."""
 
 
 class NoPathError(ConfigurationError, FileNotFoundError):
@@ -45,12 +47,12 @@ def is_shared_filesystem(strategy: Any, path: str | Path | None = None, timeout:
     Rank 0 writes a file there, and the other ranks look for this file.
 
     Args:
-        strategy: a Trainer's or Fabric's.
-        path: a folder to write to, or a file in it; ``None``: the working folder.
+        strategy: the strategy of a Trainer or of Fabric.
+        path: a folder to which all ranks can write, or a file in such a folder; ``None``: the working folder.
         timeout: the seconds after which a rank that does not see the file returns False.
 
     Raises:
-        NoPathError: ``path`` does not exist on every rank.
+        NoPathError: ``path`` is missing on some rank.
     """
     if path is not None and files.is_remote(path):
         return True
@@ -81,7 +83,7 @@ def _load(path_or_url: IO[bytes] | str | Path, map_location: Any = None, weights
     """Call ``torch.load`` on a path, an open file, or an address that fsspec supports.
 
     Args:
-        path_or_url: its location.
+        path_or_url: the path, the open file, or the address.
         map_location: as in ``torch.load``.
         weights_only: read only plain data; ``None``: True unless the process allows pickled objects
             (:mod:`drivetrain.parity`).
@@ -129,7 +131,7 @@ def save_hparams_to_yaml(
 
 
 def load_hparams_from_yaml(config_yaml: str | Path, use_omegaconf: bool = True) -> dict[str, Any]:
-    """Return hyperparameters from a YAML file of plain data; empty, with a warning, if the file does not exist.
+    """Return hyperparameters from a YAML file of plain data; if there is no file, warn and return an empty dictionary.
 
     Raises:
         ConfigurationError: PyYAML is not installed.
@@ -157,8 +159,8 @@ def save_hparams_to_tags_csv(tags_csv: str | Path, hparams: Mapping[str, Any] | 
 
 
 def load_hparams_from_tags_csv(tags_csv: str | Path) -> dict[str, Any]:
-    """Return hyperparameters from such a table, each parsed by :func:`convert`; empty, with a warning, without the
-    file.
+    """Return hyperparameters from a file of :func:`save_hparams_to_tags_csv`, each parsed by :func:`convert`; if there
+    is no file, warn and return an empty dictionary.
     """
     if not files.is_file(tags_csv):
         rank_zero_warn(f"There is no file {tags_csv}, so there are no hyperparameters.", category=RuntimeWarning)
@@ -169,7 +171,7 @@ def load_hparams_from_tags_csv(tags_csv: str | Path) -> dict[str, Any]:
 
 
 def update_hparams(hparams: MutableMapping[str, Any], updates: Mapping[str, Any]) -> None:
-    """Change ``hparams`` in place; mappings in it are updated, not replaced."""
+    """Update ``hparams`` in place; a mapping in ``hparams`` is itself updated, not replaced."""
     for name, value in updates.items():
         if isinstance(value, Mapping) and isinstance(hparams.get(name), MutableMapping):
             update_hparams(hparams[name], value)

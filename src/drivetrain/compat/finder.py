@@ -1,7 +1,7 @@
-"""The import hook: Lightning's modules, made from drivetrain's names.
+"""The import hook: provides Lightning's modules, with objects of drivetrain under Lightning's names.
 
-A replaced module is a :class:`ServedModule`, which looks up a name in the table when it is used. Other submodules of a
-replaced package are refused here, so that an installed original is never mixed in.
+A replaced module is a :class:`ServedModule`, which looks up a name in drivetrain's table when a program uses the name.
+Importing any other submodule of Lightning raises an error, so that an installed Lightning is never mixed in.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _VERSIONED = ("", "pytorch", "fabric")
 
 
 class ServedModule(ModuleType):
-    """One module of the original; ``__all__`` lists its names."""
+    """One of Lightning's modules; ``__all__`` lists the names that it provides."""
 
     def __init__(self, name: str, path: str) -> None:
         super().__init__(name, f"{name}, served by drivetrain.compat: see drivetrain/compat/served.txt.")
         self.__file__ = table.__file__
-        # With an empty path, ``from here import absent`` asks the finder, which explains the error.
+        # An empty path makes ``from here import absent`` ask the finder, whose error says what is missing.
         self.__path__: list[str] = []
         self._compat_path = path
         if path in _VERSIONED:
@@ -39,7 +39,7 @@ class ServedModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
             return sorted(name for name in names(self._compat_path) if not name.startswith("_"))
-        if name.startswith("__"):  # import, inspect and warnings read many such names
+        if name.startswith("__"):  # importlib, inspect and warnings read such names
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if (found := find(self._compat_path, name)) is not None:
             value = getattr(importlib.import_module(found[0]), found[1])
@@ -50,7 +50,7 @@ class ServedModule(ModuleType):
         raise AttributeError(_refusal(self.__name__, self._compat_path, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Keep a function if its module has the same name and was just imported, as the original does."""
+        """Set an attribute, but as in Lightning, never replace a function by the submodule of the same name."""
         if not (isinstance(value, ServedModule) and find(self._compat_path, name)):
             super().__setattr__(name, value)
 
@@ -61,17 +61,17 @@ class ServedModule(ModuleType):
 class CompatFinder:
     """The first entry in ``sys.meta_path``, and the loader of replaced modules.
 
-    It implements the protocols of ``importlib.abc`` without importing that module, which would cost every child process
-    as much time as everything else.
+    The class implements the protocols of ``importlib.abc`` without importing that module, because the import would
+    double the time that each child process needs to install drivetrain.compat.
     """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a replaced module; ``None`` for modules that do not belong to the original.
+        """Return the spec of a replaced module; ``None`` for modules that do not belong to Lightning.
 
         Raises:
-            ModuleNotFoundError: the module belongs to the original and is not available.
+            ModuleNotFoundError: the module belongs to Lightning and is not available.
         """
         if fullname == _TOLD_THE_RANK:
             return _telling_rank(fullname, path)
@@ -95,8 +95,8 @@ class CompatFinder:
         return ServedModule(spec.name, spec.loader_state)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the module is complete when it is created. The first executed module enables deprecation
-        warnings, also in imported modules.
+        """Show Lightning's deprecation warnings in all modules, once a top-level package is imported; otherwise do
+        nothing, because :meth:`create_module` returns a complete module.
         """
         if module.__name__ in table.in_use().roots:
             from drivetrain.base.rank_zero import LightningDeprecationWarning
@@ -104,14 +104,16 @@ class CompatFinder:
             warnings.simplefilter("default", category=LightningDeprecationWarning)
 
     def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterator[Distribution]:
-        """Return the original's distributions for ``importlib.metadata``, instead of installed ones."""
+        """Return drivetrain's substitutes for Lightning's distributions; ``importlib.metadata`` finds them first."""
         from drivetrain.compat.distribution import distributions
 
         return distributions(None if context is None else context.name)
 
 
 def _telling_rank(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """Return the spec of a module whose rank is set as soon as it is imported, as the original does."""
+    """Return the spec of lightning_utilities' module ``rank_zero``; loading it sets this process's rank there, as
+    Lightning does.
+    """
     spec = PathFinder.find_spec(fullname, path)
     if spec is not None and spec.loader is not None:
         loader: Any = spec.loader
@@ -128,13 +130,15 @@ def _telling_rank(fullname: str, path: Sequence[str] | None) -> ModuleSpec | Non
 
 
 class _ProgramLoader:
-    """Loads the program that ``python -m`` runs for a replaced module: a call of its ``main``."""
+    """Loads what ``python -m`` runs for a replaced module that is a program: a call of drivetrain's ``main`` for it."""
 
     def __init__(self, home: str, name: str) -> None:
         self.home, self.name = home, name
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return code that runs with the variables of ``__main__``, whose spec has this loader."""
+        """Return code that calls :meth:`run`: Python executes it with the variables of ``__main__``, whose spec has
+        this loader.
+        """
         return _run_program.__code__
 
     def run(self) -> None:
@@ -147,12 +151,14 @@ def _run_program() -> None:
 
 
 def program_of(path: str) -> tuple[str, str] | None:
-    """Return drivetrain's module and name for a replaced module that is a program; ``None`` for any other module."""
+    """Return drivetrain's module and function for a replaced module that ``python -m`` can run; ``None`` for others."""
     return find(path, "main") if path in table.in_use().served else None
 
 
 def offers(path: str, of: table.Table | None = None) -> Iterator[tuple[str, str, str]]:
-    """Yield the names of a module in a table, by default the current one, each with drivetrain's module and name."""
+    """Yield each name that Lightning's module ``path`` provides, with drivetrain's module and name for it; ``of`` is
+    the table, by default the one in use.
+    """
     for source in (of or table.in_use()).served[path]:
         home, _, written = source.partition(":")
         listed: Iterable[str] = written.split() or importlib.import_module(home).__all__
@@ -162,19 +168,17 @@ def offers(path: str, of: table.Table | None = None) -> Iterator[tuple[str, str,
 
 
 def names(path: str, of: table.Table | None = None) -> set[str]:
-    """Return the names of a module in a table, by default the current one."""
+    """Return the names that Lightning's module ``path`` provides; ``of`` is the table, by default the one in use."""
     return {offered for offered, _, _ in offers(path, of)}
 
 
 def find(path: str, name: str) -> tuple[str, str] | None:
-    """Return drivetrain's module and name for a name of the original's module ``path``; ``None`` if it is not
-    available.
-    """
+    """Return drivetrain's module and name for a name of Lightning's module ``path``; ``None`` if there is none."""
     return next(((home, ours) for offered, home, ours in offers(path) if offered == name), None)
 
 
 def submodules(path: str) -> list[str]:
-    """Return the replaced modules directly below a replaced one."""
+    """Return the names of the replaced modules directly below Lightning's module ``path``."""
     return [key.rpartition(".")[2] for key in table.in_use().served if key and key.rpartition(".")[0] == path]
 
 

@@ -29,8 +29,8 @@ RENAMED = {
 """For each hook that is no longer called: its replacement, and the number of arguments that it had."""
 
 _STEP_END = ("training_step_end", "validation_step_end", "test_step_end")
-"""Hooks that only strategies with ``facts.earlier.step_ends`` call, with one argument; under others the step replaces
-them."""
+"""Hooks with one argument that only strategies with ``facts.earlier.step_ends`` call. Under other strategies, the
+module's step does their work."""
 
 GONE_FROM_CALLBACKS = {
     "on_batch_start": "on_train_batch_start",
@@ -40,20 +40,22 @@ GONE_FROM_CALLBACKS = {
     "on_init_end": "setup",
     "on_keyboard_interrupt": "on_exception",
 }
-"""The same for callbacks. They cause only a warning, because a callback may be written for several libraries."""
+"""For each hook of callbacks that is no longer called: its replacement. Defining one causes only a warning, because a
+callback may be written for several libraries."""
 
 
 def former_hooks(of_callbacks: bool) -> dict[str, str]:
-    """Return by name the hooks of modules, or of callbacks, that are called no longer, and what does their work."""
+    """Return the hooks of modules, or of callbacks, that are no longer called, each with its replacement."""
     return GONE_FROM_CALLBACKS if of_callbacks else {name: instead for name, (instead, _) in RENAMED.items()}
 
 
 def check_not_defined(module: LightningModule, strategy: Strategy) -> None:
-    """Check that ``module`` defines no hook that is no longer called; call a hook that has its former name.
+    """Check that ``module`` defines no hook that is no longer called, except ``configure_sharded_model`` in a program
+    for Lightning.
 
     Raises:
-        HookError: it defines one.
-        ConfigurationError: it defines a hook that only strategies that split batches call.
+        HookError: the module defines such a hook.
+        ConfigurationError: the module defines a hook that only strategies that split batches call.
     """
     name = type(module).__name__
     for removed, (instead, arguments) in RENAMED.items():
@@ -61,7 +63,7 @@ def check_not_defined(module: LightningModule, strategy: Strategy) -> None:
             continue
         if removed == "configure_sharded_model" and _serves(module):
             continue
-        # with other arguments, the method is the user's own of the same name
+        # a method with other arguments is not this hook, but the user's own of the same name
         if takes(getattr(module, removed, None), arguments):
             raise HookError(
                 f"{name}.{removed} is never called: this hook no longer exists. Do its work in {instead}, and keep the "
@@ -76,9 +78,7 @@ def check_not_defined(module: LightningModule, strategy: Strategy) -> None:
 
 
 def _serves(module: Any) -> bool:
-    """Make ``configure_sharded_model`` replace ``configure_model`` in a program written for Lightning; return whether
-    it does.
-    """
+    """In a program written for Lightning, use ``configure_sharded_model`` as ``configure_model``, and return True."""
     name = type(module).__name__
     served = lightning_deprecation(
         f"{name}.configure_sharded_model is the former name of the hook configure_model. Rename it."

@@ -1,4 +1,4 @@
-"""``drivetrain.compat.install`` and ``uninstall``: replace Lightning's modules in this process, and undo it."""
+"""``drivetrain.compat.install`` and ``uninstall``: replace Lightning's modules in this process, and undo this."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _before: parity.Parity | None = None
 def install(numbers: str | Iterable[str] = (), generation: str = "") -> None:
     """Replace Lightning's modules from now on, in this process and in processes that it starts.
 
-    Calling it again replaces the switches.
+    A second call replaces the switches.
 
     Args:
-        numbers: switches of :mod:`drivetrain.parity` that restore the original's numbers where drivetrain differs on
-            purpose, such as "undersized_windows": their names, in one string with commas or in several; "original" sets
-            all that the generation had.
-        generation: "1.1" or "1.3" provides the names of that version of Lightning, from ``drivetrain.legacy``; "":
-            those of 2.6.
+        numbers: names of switches of :mod:`drivetrain.parity`, such as "undersized_windows", as one string with commas
+            or as several strings. With a switch, drivetrain computes as Lightning does where it otherwise differs on
+            purpose. "original" sets all switches that apply to ``generation``.
+        generation: "1.1" or "1.3" provides the names of that version of Lightning, from ``drivetrain.legacy``; ""
+            provides those of 2.6.
 
     Raises:
-        ConfigurationError: the switch or generation does not exist, or the original has already been imported.
+        ConfigurationError: the switch or generation does not exist, or Lightning has already been imported.
     """
     global _before
     switches = _switches(numbers, generation)
@@ -54,7 +54,7 @@ def install(numbers: str | Iterable[str] = (), generation: str = "") -> None:
 
 
 def uninstall() -> None:
-    """Undo :func:`install`. Objects that the program has imported before stay valid."""
+    """Undo :func:`install`. Objects that the program has already imported stay valid."""
     global _before
     if _before is None:
         return
@@ -68,7 +68,7 @@ def uninstall() -> None:
 
 
 _LATEST_ONLY = frozenset({"early_iterators"})
-"""Switches that "original" leaves out for earlier generations: these started a pass over a loader when it began."""
+"""Switches that "original" leaves out for Lightning 1.1 and 1.3, which had not yet the behaviour that these restore."""
 
 
 def _switches(numbers: str | Iterable[str], generation: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""``pytorch.cli``: build an object from hyperparameters that LightningCLI has saved."""
+"""Lightning's ``pytorch.cli``: build an object from hyperparameters that LightningCLI has saved."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) 
     """Return an object of ``class_type``, or of the subclass named in ``config``, with the arguments in ``config``.
 
     This function imports and calls what ``config`` names: use it only for data that you trust. ``load_from_checkpoint``
-    does not use it.
+    does not call this function.
 
     Args:
         class_type: the class.
-        config: arguments as on the command line, with objects as ``class_path`` and ``init_args``; ``_class_path`` is
-            the path of a subclass.
+        config: arguments as on the command line, with objects as ``class_path`` and ``init_args``; the entry
+            ``_class_path``, if there is one, is the path of a subclass.
 
     Raises:
-        ConfigurationError: the class at that path is not a subclass.
+        ConfigurationError: the class that ``_class_path`` names is not a subclass of ``class_type``.
     """
     values = {name: value for name, value in config.items() if name != INSTANTIATOR}
     path = values.pop(CLASS_PATH, None)

@@ -17,10 +17,10 @@ from drivetrain.loggers.dummy import DummyLogger
 
 
 def rank_zero_experiment(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of a logger's ``experiment``: on ranks other than 0 it returns an object that accepts all calls and
-    does nothing.
+    """Decorator for a logger's ``experiment``: on ranks other than 0, ``experiment`` is then an object that accepts all
+    calls and does nothing.
 
-    Put it below ``@property``.
+    Write the decorator below ``@property``.
     """
 
     @functools.wraps(fn)
@@ -40,7 +40,7 @@ def _scan_checkpoints(
         logged_model_time: the modification time of each file that was already uploaded, by path.
 
     Returns:
-        The modification time, the path, its score, and "latest", "best" or "best_k"; the oldest first.
+        For each file, the oldest first: its modification time, its path, its score, and "latest", "best" or "best_k".
     """
     found: dict[str, tuple[Any, str]] = {}
     for tag, path, score in (
@@ -64,7 +64,7 @@ def merge_dicts(
 
     Args:
         dicts: the dictionaries; a key need not be in all of them.
-        agg_key_funcs: the function by key; for a nested dictionary, a mapping.
+        agg_key_funcs: the function for each key; for the key of a nested dictionary, a mapping of the same form.
         default_func: the function for other keys.
     """
     functions = agg_key_funcs or {}
@@ -121,5 +121,5 @@ def _sanitize_params(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add_prefix(metrics: Mapping[str, Any], prefix: str, separator: str) -> Mapping[str, Any]:
-    """Add ``prefix`` to every key, if there is one."""
+    """Add ``prefix`` to every key; an empty prefix changes nothing."""
     return {f"{prefix}{separator}{key}": value for key, value in metrics.items()} if prefix else metrics

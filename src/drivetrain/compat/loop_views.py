@@ -1,6 +1,7 @@
 """``trainer.fit_loop`` and similar attributes: the counters of a run under the names that third-party callbacks read.
 
-There are no loop objects: these are views over :class:`~drivetrain.loops.progress.Progress` and the Trainer's limits.
+drivetrain has no loop objects: the classes here read :class:`~drivetrain.loops.progress.Progress` and the Trainer's
+limits.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ _LOOP_METHODS = (
 
 
 class Counts(NamedTuple):
-    """The number of begun and of finished items.
+    """The numbers of items, such as batches, that have begun and that are finished.
 
     Attributes:
-        ready, started: the number of begun items; both are equal, because this library does nothing in between.
-        processed, completed: the number of finished items, including all hooks.
+        ready, started: the number of items that have begun; both are equal, because drivetrain does nothing between the
+            two.
+        processed, completed: the number of items that are finished, with all their hooks.
     """
 
     ready: int
@@ -39,7 +41,7 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, begun: int, done: int) -> Counts:
-        """Return the counts for the two stored numbers."""
+        """Return the counts for ``begun`` and ``done`` items."""
         return cls(begun, begun, done, done)
 
 
@@ -59,7 +61,7 @@ class _LoopView:
         self._progress = trainer.progress
 
     @property
-    def _data_source(self) -> Any:  # GluonTS reads it in configure_optimizers to find out whether the fit validates
+    def _data_source(self) -> Any:  # GluonTS reads this in configure_optimizers, to find out if the fit validates
         return connector_views.LoaderSource(self._trainer, self._stage)
 
     restarting: bool = reads(
@@ -118,12 +120,13 @@ class TrainingEpochView(_LoopView):
 
 
 class OptimizationView:
-    """``epoch_loop.automatic_optimization`` and ``epoch_loop.manual_optimization``: the optimizer steps of this
-    mode.
+    """``epoch_loop.automatic_optimization`` and ``epoch_loop.manual_optimization``: the number of optimizer steps in
+    this mode.
 
-    Lightning nests several objects around the number, ``optim_progress.optimizer.step.total.completed``; here each of
-    these attributes is this object itself. A program that calls a torch optimizer directly may count its steps by
-    assigning to ``completed``; ``trainer.global_step``, the sum over both modes, then changes by the same number.
+    In Lightning, the number is reached through nested objects: ``optim_progress.optimizer.step.total.completed``. Here
+    each attribute before ``completed`` returns this object itself. A program that calls a torch optimizer directly may
+    count its steps by assigning to ``completed``; ``trainer.global_step``, the sum over both modes, then changes by the
+    same number.
     """
 
     def __init__(self, trainer: Trainer, by_hand: bool) -> None:
@@ -196,14 +199,15 @@ class FitView(_LoopView):
 
 
 class EvaluationView(_LoopView):
-    """``trainer.validate_loop`` and ``trainer.test_loop``: the running or last pass.
+    """``trainer.validate_loop`` and ``trainer.test_loop``: the pass over the loaders that is running, or the last one.
 
-    Set one of these attributes to an object of a subclass whose ``_print_results`` shows the results in another form.
+    To show results in another form, set one of these attributes to an object of a subclass that overrides
+    ``_print_results``.
 
     Args:
         trainer: the Trainer.
         stage: "validate", "test" or "predict", or the TrainerFn.
-        options: arguments from subclasses, which are ignored: the Trainer's arguments decide.
+        options: further arguments that a subclass passes; they are ignored, because the Trainer's arguments decide.
     """
 
     def __init__(self, trainer: Trainer, stage: Any, *options: Any, **more: Any) -> None:
@@ -228,7 +232,7 @@ class EvaluationView(_LoopView):
         """Check that this object may be set as ``trainer.<name>``.
 
         Raises:
-            NotSupportedError: its class overrides a method that would not be called.
+            NotSupportedError: the object's class defines a method that would not be called.
         """
         if ignored := [member for member in _LOOP_METHODS if hasattr(self, member)]:
             raise NotSupportedError(
@@ -239,7 +243,7 @@ class EvaluationView(_LoopView):
 
     @property
     def batch_progress(self) -> ProgressView:
-        """Batches of the current loader, and of all passes so far."""
+        """Counts of batches, of the current loader and of all passes so far."""
         p = self._progress
         running = p.loop_stage is not None and p.loop_stage.value in (self._stage, RunningStage.SANITY_CHECKING.value)
         begun = p.eval_batch_idx + 1 if running else 0
@@ -257,7 +261,7 @@ class EvaluationView(_LoopView):
 
 
 class PredictionView(EvaluationView):
-    """``trainer.predict_loop``: also the predictions so far."""
+    """``trainer.predict_loop``, which also has the predictions so far."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(trainer, "predict")
@@ -290,7 +294,9 @@ def _evaluation_loop(stage: str) -> Any:
 
 
 def _checkpoint_view(trainer: Trainer) -> connector_views.CheckpointView:
-    """Return the single view of ``trainer``, which keeps its checkpoint from one call to the next."""
+    """Return the CheckpointView of ``trainer``, always the same object, because it keeps the checkpoint between its
+    calls.
+    """
     kept = vars(trainer)
     if "_checkpoint_view" not in kept:
         kept["_checkpoint_view"] = connector_views.CheckpointView(trainer)
@@ -298,7 +304,7 @@ def _checkpoint_view(trainer: Trainer) -> connector_views.CheckpointView:
 
 
 class ViewsOfTrainer:
-    """The Trainer's properties under Lightning's names; it gets each by :func:`familiar_property`."""
+    """Properties under Lightning's names; the Trainer gets each of them by :func:`familiar_property`."""
 
     fit_loop = property(FitView)
     validate_loop = _evaluation_loop("validate")

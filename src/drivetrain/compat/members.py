@@ -1,9 +1,9 @@
-"""Members of Lightning's classes whose overrides drivetrain does not call: these overrides are errors with a cure, or
-harmless.
+"""Members of Lightning's classes that drivetrain never calls: overriding one is an error that says what to write
+instead, or harmless.
 
-The library calls every other member of a contract; the classes themselves define the contracts. The names are the names
-of Lightning 2.6, including private ones that subclasses override; for strategies those of ``Strategy``,
-``ParallelStrategy`` and ``DDPStrategy``, for environments also those of the subclasses.
+A contract is a base class that users extend, such as ``Strategy``. drivetrain calls all other members of a contract.
+The names are those of Lightning 2.6, including private ones that subclasses override. For strategies, they are members
+of ``Strategy``, ``ParallelStrategy`` and ``DDPStrategy``; for cluster environments, of the subclasses, too.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _FILE = tables(__file__, "members.ini")
 
 
 def refused(contract: str) -> dict[str, str]:
-    """Return members whose override is an error, and what to write instead."""
+    """Return the members of ``contract`` whose override is an error, each with what to write instead."""
     return {
         name: " ".join(cure.split()) for names, cure in _FILE[f"refused: {contract}"].items() for name in names.split()
     }
 
 
 def names(table: str) -> dict[str, frozenset[str]]:
-    """Return names by contract or class."""
+    """Return the names in one table of ``members.ini``, by contract or class."""
     return {owner: frozenset(found.split()) for owner, found in _FILE[table].items()}
 
 
@@ -39,10 +39,10 @@ TABLES = {
     )
     for contract, kind in _FILE["kind"].items()
 }
-"""By contract. Every other member of a contract is called."""
+"""For each contract, the members that drivetrain never calls."""
 
 TRAINER_ONLY = names("only a Trainer calls")
-"""By contract, members that only a Trainer calls; a loop on an Engine calls none of them."""
+"""For each contract, the members that a Trainer calls and an Engine does not."""
 
 _FOR_BOTH = {
     "Strategy": "Override setup_module(module) and the verbs of a step for both.",
@@ -50,11 +50,11 @@ _FOR_BOTH = {
 }
 
 ENGINE_ONLY = frozenset({"convert_output"})
-"""Members of a precision for modules that an Engine has set up: a Trainer does not call them."""
+"""Members of a precision that only an Engine calls, for the modules that it has set up."""
 
 
 def check_members(cls: type) -> None:
-    """Check a user's class against its contract, and warn about names that are nearly members.
+    """Check a user's class against its contract, and warn about names that are similar to a member's.
 
     Raises:
         ConfigurationError: the class overrides a member that is never called: see :meth:`Members.check`.
@@ -73,7 +73,7 @@ def warn_of_uncalled(cls: type, contract: str, caller: str) -> None:
 
     Args:
         cls: a user's callback, strategy or precision.
-        contract: the name of its contract.
+        contract: the name of the contract that ``cls`` extends.
         caller: "Trainer" or "Engine".
     """
     if contract == "Callback":
@@ -87,10 +87,10 @@ def warn_of_uncalled(cls: type, contract: str, caller: str) -> None:
 # ---- private methods of callbacks ------------------------------------------------------------------------------------
 
 UNCALLED = names("never called")
-"""By callback, the private methods that drivetrain's class never calls."""
+"""For each callback class, the private methods of Lightning's class that drivetrain's never calls."""
 
 INSTEAD = {owner: tuple(found.split()) for owner, found in _FILE["called"].items()}
-"""By callback, the methods besides hooks that are called if a program overrides them."""
+"""For each callback class, the methods besides hooks that drivetrain calls if a program overrides them."""
 
 
 def _warn_of_callback(cls: type) -> None:

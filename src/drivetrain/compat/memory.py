@@ -1,4 +1,4 @@
-"""``utilities.memory``: detect out-of-memory errors, and free memory."""
+"""Lightning's ``utilities.memory``: detect out-of-memory errors, and free memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def garbage_collection_cuda() -> None:
 
 
 def recursive_detach(in_dict: Any, to_cpu: bool = False) -> Any:
-    """Return a tree of detached tensors; ``to_cpu``: also in host memory."""
+    """Return ``in_dict`` with its tensors detached; with ``to_cpu``, also moved to host memory."""
     return move_to_host(in_dict) if to_cpu else detach(in_dict)
 
 

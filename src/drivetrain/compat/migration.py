@@ -1,4 +1,4 @@
-"""``utilities.migration`` and ``utilities.upgrade_checkpoint``: checkpoints of earlier versions of Lightning."""
+"""Lightning's ``utilities.migration`` and ``utilities.upgrade_checkpoint``: convert checkpoints of earlier versions."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _ROOTS = ("lightning.pytorch", "pytorch_lightning")
 def migrate_checkpoint(
     checkpoint: dict[str, Any], target_version: str | None = None
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Convert a checkpoint of an earlier version to this version's layout, in place.
+    """Convert a checkpoint of an earlier Lightning to the layout that drivetrain reads, in place.
 
     The checkpoint's position in training is converted to drivetrain's counters.
 
     Args:
-        checkpoint: the data that was read; its version is set.
-        target_version: do not convert if the layout has changed after this version.
+        checkpoint: the data that was read; its version becomes Lightning 2.6's.
+        target_version: convert only if the layout's last change is not later than this version.
 
     Returns:
-        ``checkpoint``, and the changes by version.
+        ``checkpoint``, and the names of the conversions by version.
 
     Raises:
         KeyError: the checkpoint has no version.
@@ -66,9 +66,8 @@ def _pl_migrate_checkpoint(checkpoint: dict[str, Any], checkpoint_path: Any = No
 
 
 class pl_legacy_patch:
-    """Context in which ``torch.load`` and ``pickle`` find the names in checkpoints of Lightning 1.x.
-
-    These names are functions that later versions lack. Other names are found without this context.
+    """Context in which ``torch.load`` and ``pickle`` find functions that checkpoints of Lightning 1.x refer to and
+    later versions lack. Other names are found without this context.
     """
 
     _lock = threading.Lock()
@@ -123,6 +122,6 @@ def _upgrade(file: Path, location: str | None) -> None:
     if _KEY not in checkpoint:
         sys.exit(f"{file} contains no version of Lightning, so it is not a checkpoint of a Trainer. Leave it out.")
     kept = file.with_suffix(".bak")
-    if not kept.exists():  # an earlier upgrade has kept the original file
+    if not kept.exists():  # otherwise an earlier upgrade has kept the original file
         shutil.copyfile(file, kept)
     store.save_checkpoint(migrate_checkpoint(checkpoint)[0], file)

@@ -1,7 +1,7 @@
-"""Names of Lightning 2.6 that this version lacks or has elsewhere, and former arguments; for messages.
+"""What messages say to write instead of names of Lightning 2.6 that drivetrain lacks or has elsewhere, and of arguments
+of other trainers.
 
-A test compares the table with the public names of Lightning and drivetrain: every name of Lightning must be in the
-table or in drivetrain.
+A test compares :data:`MISSING` with the public names of Lightning: each must be in the table or in drivetrain.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from drivetrain.base.ini import tables
 
 TODAY = tables(__file__, "today.ini")
-"""What messages say to write in place of what earlier generations had, by kind and name."""
+"""What messages say to write instead of the flags, hooks and members of Lightning 1.x, by kind and name."""
 
 _NOT_YET = ""
 _OWN_LOGGER = (
@@ -42,7 +42,7 @@ MISSING: dict[str, dict[str, str]] = {
         "instantiate_module": "Write instantiate_class.",
     },
 }
-"""By package and name, what to write instead; "" if drivetrain has no replacement yet."""
+"""For each missing name, by package, what to write instead; "" if drivetrain has no replacement yet."""
 
 _WRITE = {
     "max_epochs=...": ("epochs", "num_epochs", "n_epochs", "max_nb_epochs", "num_train_epochs"),
@@ -72,7 +72,7 @@ _WRITE = {
     "ModelCheckpoint(every_n_train_steps=...) in callbacks": ("save_steps",),
     "ModelCheckpoint(save_top_k=...) in callbacks": ("save_total_limit",),
 }
-"""For each replacement in the Trainer's arguments, the names of the first Lightning versions and of other trainers."""
+"""For each argument to write, the names that it had in the first Lightning versions and has in other trainers."""
 
 ARGUMENTS = {
     **{
@@ -123,7 +123,7 @@ ARGUMENTS = {
         "Pass it to the DataLoader of trainer.fit instead.",
     ),
 }
-"""By name of an argument that the Trainer does not have, what to write instead."""
+"""For each argument that the Trainer does not have, what to write instead."""
 
 
 def _cures(section: str) -> dict[str, str]:
@@ -132,7 +132,7 @@ def _cures(section: str) -> dict[str, str]:
 
 
 MODULE, TRAINER, OF_OTHERS = map(_cures, ("LightningModule", "Trainer", "arguments of others"))
-"""By name of an attribute, or of a class's argument, that newcomers try, what to write instead."""
+"""For each missing attribute or argument that newcomers try, what to write instead."""
 
 ENGINE = {
     **dict.fromkeys(
@@ -162,7 +162,7 @@ ENGINE = {
     "load_state": "Write engine.load(path, {...}).",
     "set_seed": "Write engine.seed_everything(seed).",
 }
-"""By name of an attribute that the Engine does not have and other libraries have, what to write instead."""
+"""For each attribute that other libraries have and the Engine does not, what to write instead."""
 
 
 def instead_of(owner: str, name: str) -> str | None:
@@ -174,8 +174,8 @@ def instead_of(owner: str, name: str) -> str | None:
 
 
 def why_missing(package: str, name: str) -> str | None:
-    """Return the message for a name that Lightning has in the counterpart of ``package`` and this version lacks;
-    ``None`` for any other name.
+    """Return the message for a name that drivetrain's ``package`` lacks and Lightning's has; ``None`` for any other
+    name.
     """
     if (instead := MISSING.get(package, {}).get(name)) is None:
         return None

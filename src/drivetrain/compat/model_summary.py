@@ -1,4 +1,4 @@
-"""``utilities.model_summary``: drivetrain's summary under the names that programs read."""
+"""Lightning's ``utilities.model_summary``: drivetrain's summary under the names that programs read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def _column(name: str, doc: str) -> Any:
 
 
 class ModelSummary:
-    """A module's parts, parameter counts and, with an ``example_input_array``, sizes; ``str`` formats it as a table.
+    """The submodules of a module with their parameter counts; if the module has an ``example_input_array``, also with
+    their input and output sizes. ``str`` formats the summary as a table.
 
     Args:
         model: any module.
@@ -52,7 +53,7 @@ class ModelSummary:
 
     @property
     def total_training_modes(self) -> dict[str, int]:
-        """The number of submodules of any depth in each mode."""
+        """The numbers of submodules, at any depth, in training mode and in evaluation mode."""
         return {"train": self._summary.modules_in_train, "eval": self._summary.modules_in_eval}
 
     total_parameters: int = reads("_summary.total", "Number of elements of all parameters.")
@@ -70,7 +71,7 @@ class ModelSummary:
 
     @property
     def flop_counts(self) -> dict[str, dict[Any, int]]:
-        """The same by the submodules' names and the kinds of operations."""
+        """The operations of that pass, by the submodules' names and the kinds of operations."""
         return {row.name: dict(row.flops or {}) for row in self._summary.rows}
 
     @property

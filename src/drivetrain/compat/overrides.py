@@ -1,8 +1,9 @@
-"""How overrides of members with Lightning's names are handled, so that none is silently ignored.
+"""Checks which members a user's class overrides, so that drivetrain ignores no override silently.
 
-The library calls an override of a public member of a contract where its users expect it. Other members of Lightning's
-classes are in :mod:`drivetrain.compat.members`. An override of such a member is refused at construction, because
-ignoring it would change numbers, state or ranks; or it is harmless, and one line reports that it is not called.
+A contract is a base class that users extend, such as ``Strategy``. drivetrain calls overrides of a contract's public
+members. :mod:`drivetrain.compat.members` lists further members of Lightning's classes, which drivetrain never calls.
+Overriding one of them raises an error when the object is created, if ignoring the override would change numbers, state
+or ranks; otherwise a warning says that the override is not called.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _warned: set[tuple[type, frozenset[str]]] = set()
 
 @dataclass(frozen=True)
 class Members:
-    """How the library handles overrides of a contract's members that it does not call.
+    """The members of a contract that drivetrain never calls, and how it handles their overrides.
 
     Attributes:
         kind: the word for an object of the contract in messages, for example ``"strategy"``.
-        refused: members whose override is an error, and what to write instead.
+        refused: members whose override is an error, each with what to write instead.
         harmless: members whose override is not called and would change no number, state or rank.
         needed: what to write instead of a subclass that overrides nothing; empty if such a subclass is useful.
-        contract: the name of the contract, whose direct subclasses ``needed`` is for.
+        contract: the name of the contract; ``needed`` concerns only its direct subclasses.
     """
 
     kind: str
@@ -37,7 +38,8 @@ class Members:
     contract: str = ""
 
     def check(self, cls: type) -> None:
-        """Check that all overrides in a user's class are called; warn once about harmless ones.
+        """Check that drivetrain calls the overrides in a user's class; warn once about harmless ones that it does not
+        call.
 
         Raises:
             ConfigurationError: the class overrides a member that is never called, and ignoring it would change numbers,
@@ -64,7 +66,7 @@ def warn_of_near_misses(cls: type, known: Iterable[str] = ()) -> None:
 
     Args:
         cls: the user's class.
-        known: further members, beyond the public attributes of the contract.
+        known: further names that are members, beside the public attributes of the contract.
     """
     base = own_base(cls)
     names = members_of(base) | _public(known)
@@ -102,6 +104,6 @@ def own_base(cls: type) -> type:
 
 
 def overridden_members(cls: type) -> dict[str, type]:
-    """Return the definitions of the user's classes by name, with the class that takes precedence."""
+    """Return the names that the user's classes define, each with the class whose definition takes precedence."""
     owners = [owner for owner in reversed(cls.__mro__) if owner is not object and not is_own_class(owner)]
     return {name: owner for owner in owners for name in vars(owner)}

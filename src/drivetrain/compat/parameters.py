@@ -1,5 +1,5 @@
-"""``utilities.grads``, ``utilities.parameter_tying`` and ``utilities.measure_flops``: functions that inspect a
-module.
+"""Lightning's ``utilities.grads``, ``utilities.parameter_tying`` and ``utilities.measure_flops``: functions that
+inspect a module.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def find_shared_parameters(module: nn.Module) -> list[list[str]]:
 
 
 def set_shared_parameters(module: nn.Module, shared_params: Sequence[Sequence[str]]) -> nn.Module:
-    """Tie parameters again from the lists of :func:`find_shared_parameters`: the first name of each list is kept."""
+    """Tie parameters again: all names in a list of :func:`find_shared_parameters` get the parameter of the list's first
+    name.
+    """
     for first, *others in shared_params:
         parameter = module.get_parameter(first)
         for name in others:
@@ -58,7 +60,7 @@ def measure_flops(
 
     Args:
         model: the model; its mode and its gradients are restored.
-        forward_fn: runs it once.
+        forward_fn: runs the model once.
         loss_fn: computes a loss from the result of ``forward_fn``.
     """
     counter = FlopCounterMode(display=False)

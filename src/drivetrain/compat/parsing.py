@@ -1,4 +1,6 @@
-"""``utilities.parsing`` and ``utilities.model_helpers``: inspect a class's methods and its constructor's arguments."""
+"""Lightning's ``utilities.parsing`` and ``utilities.model_helpers``: inspect a class's methods and its constructor's
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ _CONTRACTS = (LightningModule, LightningDataModule, Callback)
 
 
 def is_overridden(method_name: str, instance: object | None = None, parent: type | None = None) -> bool:
-    """Return whether ``instance`` overrides a method of the contract.
+    """Return whether ``instance`` overrides a method of its base class, such as LightningModule.
 
     Args:
-        method_name: a name in the contract; for any other name the result is False.
+        method_name: a name in the base class; for any other name the result is False.
         instance: a module, a data module, a callback, or with ``parent`` any object; ``None`` overrides nothing.
-        parent: the contract, for other objects.
+        parent: the base class; objects of other types need it.
 
     Raises:
         ValueError: ``instance`` has another type, and no ``parent`` is given.
@@ -51,7 +53,7 @@ def is_param_in_hook_signature(
         hook_fx: a method, bound or not: its first parameter is the instance and does not count.
         param: the argument's name.
         explicit: ``param`` must be a named parameter; otherwise ``*args`` is enough.
-        min_args: this many parameters are enough, whatever their names.
+        min_args: a method with this many parameters counts, too, whatever their names.
     """
     (_, *names), rest, *_ = inspect.getfullargspec(hook_fx)
     return param in names or (not explicit and rest is not None) or (min_args is not None and len(names) >= min_args)
@@ -69,7 +71,7 @@ def get_torchvision_model(model_name: str, **kwargs: Any) -> nn.Module:
 
 
 def get_init_args(frame: types.FrameType) -> dict[str, Any]:
-    """Return the arguments of the ``__init__`` that runs in ``frame``, by name, including its ``**kwargs``.
+    """Return the arguments of the ``__init__`` that runs in ``frame``, by name; those in its ``**kwargs`` are included.
 
     The result is empty if the frame is not an ``__init__`` that uses ``super()`` or ``__class__``, because the class is
     then unknown.
@@ -108,8 +110,8 @@ def collect_init_args(
 
 
 def parse_class_init_keys(cls: type) -> tuple[str, str | None, str | None]:
-    """Return the names of the instance, ``*args`` and ``**kwargs`` in the ``__init__`` of ``cls``; ``None`` for missing
-    ones.
+    """Return the names of the instance, ``*args`` and ``**kwargs`` in the ``__init__`` of ``cls``; ``None`` for those
+    that it lacks.
     """
     names, args, kwargs = inspect.getargs(inspect.unwrap(cls.__init__).__code__)  # type: ignore[misc]
     return names[0], args, kwargs
@@ -152,20 +154,20 @@ def lightning_hasattr(model: Any, attribute: str) -> bool:
 
 
 def lightning_getattr(model: Any, attribute: str) -> Any:
-    """Return ``attribute`` of the last of these three objects that has it.
+    """Return ``attribute`` of the last object that has it, in the order of :func:`lightning_hasattr`.
 
     Raises:
-        AttributeError: none of the three objects has the attribute.
+        AttributeError: none of the objects has the attribute.
     """
     holder = _found(model, attribute)[-1]
     return holder[attribute] if isinstance(holder, Mapping) else getattr(holder, attribute)
 
 
 def lightning_setattr(model: Any, attribute: str, value: Any) -> None:
-    """Set ``attribute`` on each of these three objects that has it.
+    """Set ``attribute`` on each object of :func:`lightning_hasattr` that has it.
 
     Raises:
-        AttributeError: no object has it.
+        AttributeError: none of the objects has the attribute.
     """
     write(_found(model, attribute), attribute, value)
 

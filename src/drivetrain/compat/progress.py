@@ -1,4 +1,6 @@
-"""``callbacks.progress``: the tqdm bar on which callbacks build, and the metrics that every bar shows."""
+"""Lightning's ``callbacks.progress``: a tqdm class on which users' progress bars build, and the values that every bar
+shows.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class Tqdm(tqdm):  # type: ignore[type-arg]  # only the stubs have a type argume
 
 
 def convert_inf(x: float | None) -> float | None:
-    """Return ``x``, or ``None``, tqdm's form of an unknown total, if it is infinite or NaN."""
+    """Return ``x``; if it is infinite or NaN, return ``None``, which means an unknown total to tqdm."""
     return x if x is not None and math.isfinite(x) else None
 
 

@@ -1,4 +1,4 @@
-"""``utilities.rank_zero``: functions in addition to those of :mod:`drivetrain.base.rank_zero`."""
+"""Lightning's ``utilities.rank_zero``: the functions that :mod:`drivetrain.base.rank_zero` does not have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class _RankZeroOnly:
-    """A decorator: the function runs on global rank 0; elsewhere it returns ``default``.
+    """A decorator: the function runs only on global rank 0; on other ranks a call returns ``default``.
 
     A program whose rank is not in the environment may set ``rank_zero_only.rank``.
     """
@@ -44,7 +44,7 @@ rank_zero_only = _RankZeroOnly()
 
 
 def _get_rank() -> int | None:
-    """Return the global rank that a launcher exported; ``None`` without one."""
+    """Return the global rank from the environment variables of a launcher; ``None`` if there are none."""
     return rank_from_environ() if any(os.environ.get(name, "").isdigit() for name in RANK_VARIABLES) else None
 
 
@@ -69,7 +69,7 @@ def rank_zero_deprecation(message: str, stacklevel: int | None = None, **_: Any)
 
 
 def rank_prefixed_message(message: str, rank: int | None) -> str:
-    """Return ``message`` with its rank in front, if there is one."""
+    """Return ``message`` with ``rank`` in front, unless ``rank`` is ``None``."""
     return message if rank is None else f"[rank: {rank}] {message}"
 
 
@@ -77,19 +77,19 @@ class WarningCache(set[str]):
     """Issues each message once."""
 
     def warn(self, message: str, stacklevel: int | None = None, **kwargs: Any) -> None:
-        """Warn with ``message``, unless it was already issued."""
+        """Warn with ``message``, unless this object has already issued it."""
         if message not in self:
             self.add(message)
             rank_zero_warn(message, stacklevel=stacklevel, **kwargs)
 
     def deprecation(self, message: str, stacklevel: int | None = None, **_: Any) -> None:
-        """Issue a deprecation warning with ``message``, unless it was already issued."""
+        """Issue a deprecation warning with ``message``, unless this object has already issued it."""
         if message not in self:
             self.add(message)
             rank_zero_deprecation(message, stacklevel=stacklevel)
 
     def info(self, message: str, stacklevel: int = 5, **_: Any) -> None:
-        """Log ``message`` at INFO, unless it was already issued."""
+        """Log ``message`` at INFO, unless this object has already issued it."""
         if message not in self:
             self.add(message)
             rank_zero_info(message)

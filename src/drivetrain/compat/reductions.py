@@ -1,4 +1,6 @@
-"""``fabric.utilities.distributed``: torch.distributed if it is initialised, otherwise a single process."""
+"""Lightning's ``fabric.utilities.distributed``: reductions over the ranks, which without a process group leave tensors
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def _sync_ddp_if_available(result: Tensor, group: Any = None, reduce_op: Any = N
     Args:
         result: the value of this rank.
         group: the ranks; ``None``: all of them.
-        reduce_op: torch's, or its name; ``None``: the sum. "mean" and "avg": the mean.
+        reduce_op: an operation of torch, or its name, such as "sum" or "mean"; ``None``: the sum.
     """
     if not _distributed_is_initialized():
         return result
@@ -37,7 +39,7 @@ def _sync_ddp_if_available(result: Tensor, group: Any = None, reduce_op: Any = N
 
 
 def _all_gather_ddp_if_available(tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-    """Return the ranks' tensors, one row each; ``tensor`` itself without other ranks."""
+    """Return the tensors of all ranks, stacked in rank order; without a process group, ``tensor`` itself."""
     if not _distributed_is_initialized():
         return tensor
 
@@ -47,5 +49,5 @@ def _all_gather_ddp_if_available(tensor: Tensor, group: Any = None, sync_grads: 
 
 
 def _get_default_process_group_backend_for_device(device: torch.device) -> str:
-    """Return torch's backend for a device type."""
+    """Return the name of torch's default backend for this type of device."""
     return dist.Backend.default_device_backend_map.get(device.type, "gloo")

@@ -1,19 +1,20 @@
-"""The text format of the tables of replaced modules: a row for each module of Lightning.
+"""Reads the tables of Lightning's modules that drivetrain replaces: a text with a row for each module.
 
-A row is a module's path and its sources, separated by " | "; an indented line continues the row above, and a line that
-begins with "#" is a comment::
+A row is the path of Lightning's module and its sources, which are drivetrain's modules with the names to take from
+them. " | " separates sources. An indented line continues the row above. A line that begins with "#" is a comment::
 
     pytorch.callbacks.timer .callbacks.timer: Timer | .compat.enums: Interval
     fabric.fabric .engine.engine: Fabric=Engine
     pytorch.loggers.{comet mlflow} .loggers
     fabric.accelerators.{cpu:CPUAccelerator cuda:CUDAAccelerator} .accelerators
 
-The second row provides our ``Engine`` as ``Fabric``. A module of ours without names provides its ``__all__``; one that
-begins with a dot is below ``drivetrain``. The third line abbreviates two rows: each provides the names that our package
-``loggers`` has from its file of that name. So does the fourth; each of its rows provides only the name after the colon.
-Other signs: "-" is the path of the top-level package, "*" as a source means the sources of all modules directly
-below the row's, and "=path" those of another row, in this table or in ``later``; "=" alone means the same path in
-``later``. A row whose path begins with "*" is only referred to by others, and is not a module.
+The second row provides drivetrain's ``Engine`` as ``Fabric``. A source without names provides all names in its
+``__all__``. A source that begins with a dot is below ``drivetrain``. The third line stands for two rows. The first of
+them, ``pytorch.loggers.comet``, provides the names that drivetrain's package ``loggers`` takes from its file ``comet``.
+The fourth line stands for two rows, too, and each provides only the name after its colon. The path "-" is the top-level
+package. As a source, "*" means the sources of all modules directly below the row's module, "=path" means the sources of
+another row, in this table or in ``later``, and "=" alone means those of the same path in ``later``. A row whose path
+begins with "*" is not a module: other rows refer to it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def table_of(text: str, later: Mapping[str, Sources] = MappingProxyType({})) -> 
 
     Args:
         text: the rows.
-        later: the table of a later generation, to whose rows this one may refer.
+        later: the table of a later Lightning version, to whose rows ``text`` may refer.
     """
     rows: dict[str, Sources] = {}
     written_rows = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)

@@ -1,4 +1,6 @@
-"""``fabric.utilities.distributed`` and ``overrides.distributed``: samplers that distribute samples over the ranks."""
+"""Lightning's ``fabric.utilities.distributed`` and ``overrides.distributed``: samplers that distribute samples over the
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,15 @@ from drivetrain.errors import ConfigurationError
 
 
 class DistributedSamplerWrapper(DistributedSampler[Any]):
-    """Gives each rank its part of the draws of ``sampler``; every rank draws the complete order, from the same seed.
+    """Distributes the indices that ``sampler`` draws over the ranks; every rank draws all of them, from the same seed.
 
-    The Trainer and the Engine do not change a loader with this sampler. In loaders without it they distribute the
-    samples themselves, in the order that rank 0 draws.
+    The Trainer and the Engine do not change a loader with this sampler. In other loaders they distribute the samples
+    themselves, in the order that rank 0 draws.
 
     Args:
         sampler: the sampler to distribute; it must have a length.
-        args, kwargs: arguments of torch's ``DistributedSampler``, after its dataset: ``num_replicas``, ``rank``,
-            ``drop_last``, and ``shuffle=False``; without ``shuffle=False``, the sampler's order is shuffled once more.
+        args, kwargs: arguments of torch's ``DistributedSampler`` after its dataset, such as ``num_replicas`` and
+            ``rank``. Pass ``shuffle=False``; otherwise the order that ``sampler`` draws is shuffled once more.
     """
 
     dataset: Any  # the sampler
@@ -42,17 +44,17 @@ class DistributedSamplerWrapper(DistributedSampler[Any]):
         return (order[index] for index in super().__iter__())
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the sampler too, if it supports it."""
+        """Set the epoch, also of the wrapped sampler if that has ``set_epoch``."""
         super().set_epoch(epoch)
         if callable(own := getattr(self.dataset, "set_epoch", None)):
             own(epoch)
 
 
 class UnrepeatedDistributedSampler(DistributedSampler[Any]):
-    """Gives each rank its part of the samples without repetition: the last ranks may have one sample less.
+    """Distributes the samples over the ranks without repeating any, so that the last ranks may have one sample less.
 
-    In evaluations the Trainer distributes samples like this itself. Under DDP, training waits forever for a rank with
-    one batch less.
+    In evaluations, the Trainer itself distributes samples in this way. Do not train under DDP with this sampler,
+    because ranks may have different numbers of batches and then wait for each other forever.
 
     Args:
         args, kwargs: for torch's ``DistributedSampler``; with ``shuffle``, the order depends only on the epoch.
@@ -89,7 +91,7 @@ def prepare_for_backward(model: DistributedDataParallel, output: Any) -> None:
 
     Args:
         model: the wrapper.
-        output: the outputs of the pass; parameters on which no tensor in it depends get no gradient.
+        output: the outputs of the forward pass. A parameter gets no gradient if no tensor in ``output`` depends on it.
     """
     averages = torch.is_grad_enabled() and model.require_backward_grad_sync
     model.require_forward_param_sync = averages

@@ -1,4 +1,4 @@
-"""``utilities.seed``: functions with the signatures of Lightning's module of this name."""
+"""Lightning's ``utilities.seed``: drivetrain's seeding functions with Lightning's signatures."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
 
 
 def reset_seed() -> None:
-    """Seed everything again like the last :func:`seed_everything`; do nothing if there was none."""
+    """Seed everything again with the seed of the last :func:`seed_everything`; do nothing if it was never called."""
     if (seed := os.environ.get("PL_GLOBAL_SEED")) is not None:
         _seed.seed_everything(int(seed), workers=os.environ.get("PL_SEED_WORKERS", "0") == "1")
 
 
 @contextmanager
 def isolate_rng(include_cuda: bool = True) -> Iterator[None]:
-    """Call :func:`drivetrain.base.seed.isolate_rng`, which always includes the device's generator."""
+    """Call :func:`drivetrain.base.seed.isolate_rng`, which isolates the device's generator whatever ``include_cuda``
+    is.
+    """
     with _seed.isolate_rng():
         yield
 
 
 def pl_worker_init_function(worker_id: int, rank: int | None = None) -> None:
-    """A DataLoader's ``worker_init_fn``; ``rank`` is read from the environment."""
+    """A DataLoader's ``worker_init_fn``; ``rank`` is ignored, because the environment has it."""
     _seed.worker_seed_init(worker_id)

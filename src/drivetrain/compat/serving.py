@@ -20,7 +20,7 @@ _Converters = dict[str, Callable[[Any], Any]]
 
 
 class ServableModule(ABC, nn.Module):
-    """Second base class of a LightningModule that answers requests."""
+    """The second base class, beside LightningModule, of a module that answers requests."""
 
     @abstractmethod
     def configure_payload(self) -> dict[str, Any]:
@@ -28,8 +28,8 @@ class ServableModule(ABC, nn.Module):
 
     @abstractmethod
     def configure_serialization(self) -> tuple[_Converters, _Converters]:
-        """Return two dictionaries of functions: by argument of ``serve_step``, from JSON's data to the argument; by
-        output, from the output to JSON's data.
+        """Return two dictionaries of functions. The first has, for each argument of ``serve_step``, a function from
+        JSON's data to the argument. The second has, for each output, a function from the output to JSON's data.
         """
 
     @abstractmethod
@@ -54,10 +54,10 @@ class Response:
 
 
 class ServableModuleValidator(Callback):
-    """Passes the example request to the module before training starts, and compares the answer.
+    """Passes the example request to the module before training starts, and compares the answer with the expected one.
 
-    Request and answer go through JSON as for a server, in this process: no port is opened. The module answers in
-    evaluation mode.
+    The request and the answer are converted to JSON and back, as a server would, but in this process: no port is
+    opened. The module answers in evaluation mode.
 
     Args:
         optimization: only ``None``.
@@ -131,5 +131,5 @@ def _answer(module: ServableModule, payload: dict[str, Any]) -> Response:
         inputs, outputs = module.configure_serialization()
         found: Any = module.serve_step(**body | {key: convert(body[key]) for key, convert in inputs.items()})
         return Response(200, json.dumps(found | {key: convert(found[key]) for key, convert in outputs.items()}))
-    except Exception as error:  # a server returns this answer, and continues
+    except Exception as error:  # a server would send this answer, and continue
         return Response(500, f"{type(error).__name__}: {error}")

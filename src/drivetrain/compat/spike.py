@@ -1,4 +1,4 @@
-"""``fabric.utilities.spike``: detect spikes of the loss in a program's own loop."""
+"""Lightning's ``fabric.utilities.spike``: detect spikes of the loss in a program's own loop."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class FabricSpikeDetection(LossWatch):
     raises a ``TrainingSpikeException`` on all ranks.
 
     Args:
-        arguments: as for :class:`drivetrain.callbacks.SpikeDetection`. Without ``exclude_batches_path`` the file is in
-            the working directory.
+        arguments: as for :class:`drivetrain.callbacks.SpikeDetection`. Without ``exclude_batches_path``, rank 0 writes
+            the file into the working directory.
     """
 
     @torch.no_grad()
@@ -45,7 +45,7 @@ class FabricSpikeDetection(LossWatch):
         return {**super().state_dict(), **own, "bad_batches_path": path}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a result of :meth:`state_dict`."""
+        """Restore a result of :meth:`state_dict`."""
         super().load_state_dict(state_dict)
         for name in _OPTIONS:
             setattr(self, name, state_dict[name])

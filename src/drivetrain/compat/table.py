@@ -1,6 +1,7 @@
-"""The tables of Lightning's available modules, one per generation, and which table this process uses.
+"""The tables of Lightning's modules that drivetrain provides, one for each supported version of Lightning (a
+generation), and the table that this process uses.
 
-The tables' rows are in files called ``served.txt``, here and in the folders of the earlier generations.
+The rows of the tables are in files called ``served.txt``, here and in the folders of ``drivetrain.legacy``.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ with on_first_use:
 
 
 class Table(NamedTuple):
-    """The modules of one generation of the original.
+    """The modules of one version of Lightning.
 
     Attributes:
-        version: the version of the original with these names.
-        roots: the replaced top-level packages, and the path for each.
-        folder: the folder with the rows, below ``drivetrain``; they are read when a program imports the original.
-        distributions: its names for ``importlib.metadata``.
-        later: the folder with the rows of a later generation, to which these refer.
+        version: the number of that version.
+        roots: the replaced top-level packages, each with the path of its row.
+        folder: the folder with the rows, below ``drivetrain``; the rows are read when a program imports Lightning.
+        distributions: the names of Lightning's distributions for ``importlib.metadata``.
+        later: the folder with the rows of a later version, to which these rows refer.
     """
 
     version: str
@@ -59,13 +60,13 @@ GENERATIONS = {
     "1.1": Table("1.1.0", _ONE_ROOT, "legacy/v1_1", _ONE_NAME, later="legacy/v1_3"),
     "1.3": Table("1.3.8", _ONE_ROOT, "legacy/v1_3", _ONE_NAME),
 }
-"""The tables of earlier generations, by name."""
+"""The tables of earlier versions of Lightning, by the name of the generation."""
 
 _in_use = [LATEST]
 
 
 def in_use() -> Table:
-    """Return the table of the generation that is installed."""
+    """Return the table in use."""
     return _in_use[0]
 
 

@@ -1,4 +1,4 @@
-"""``utilities.types``: types for annotations in programs."""
+"""Lightning's ``utilities.types``: types for annotations in programs."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ _PBAR_DICT = dict[str, float]
 
 
 class _METRICS(TypedDict):
-    """Logged values by their recipients."""
+    """Logged values for callbacks, for loggers and for the progress bar."""
 
     callback: dict[str, Tensor]
     log: dict[str, Tensor]

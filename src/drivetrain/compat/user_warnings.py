@@ -1,4 +1,6 @@
-"""``utilities.warnings``: a category for filters in programs. drivetrain's own warnings are plain UserWarnings."""
+"""Lightning's ``utilities.warnings``: a category of warnings that programs filter. Outside drivetrain.compat,
+drivetrain's warnings have other categories.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import warnings
 
 
 class PossibleUserWarning(UserWarning):
-    """A warning about something that may be intended."""
+    """A warning about something that the user may intend."""
 
 
 def disable_possible_user_warnings(module: str = "") -> None:

@@ -1,4 +1,4 @@
-"""``utilities.imports``: flags that third parties read. Programs import them despite their private names."""
+"""Lightning's ``utilities.imports``: flags that other libraries import, although most names are private."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``utilities.load`` and ``utilities.init``, for programs on Fabric: load weights and create layers."""
+"""Lightning's ``utilities.load`` and ``utilities.init``, for programs on Fabric: load weights and create layers."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def _lazy_load(filename: str | Path) -> Any:
 
 
 def _materialize_tensors(collection: Any) -> Any:
-    """Return ``collection`` unchanged: its tensors need no further step."""
+    """Return ``collection`` unchanged, because the tensors of :func:`_lazy_load` need no further step."""
     return collection
 
 
 def _move_state_into(
     source: MutableMapping[str, Any], destination: MutableMapping[str, Any], keys: set[str] | None = None
 ) -> None:
-    """Move the entries ``keys``, by default all, from one dictionary to the other, whose objects load them."""
+    """Move the entries ``keys``, by default all, from ``source`` into ``destination``, whose objects load them."""
     for key in list(source.keys() if keys is None else keys & source.keys()):
         state = source.pop(key)
         if key in destination and hasattr(destination[key], "load_state_dict"):
@@ -51,7 +51,7 @@ def _move_state_into(
 
 
 def _materialize(module: nn.Module, device: torch.device | str | int) -> None:
-    """Allocate and initialise the parameters and buffers of this module, without its children's."""
+    """Allocate and initialise the parameters and buffers of this module, except those of its children."""
     module.to_empty(device=torch.device(device), recurse=False)
     reset: Any = getattr(module, "reset_parameters", None)
     if not callable(reset):

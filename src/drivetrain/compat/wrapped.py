@@ -1,4 +1,4 @@
-"""``fabric.wrappers``: detect and unwrap objects that :meth:`drivetrain.Engine.setup` returns."""
+"""Lightning's ``fabric.wrappers``: detect and unwrap objects that :meth:`drivetrain.Engine.setup` returns."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Programs of earlier generations: thin adapters onto the present Trainer, strategies and precisions.
+"""Programs written for Lightning 1.1 or 1.3, the earlier generations: thin adapters onto drivetrain's Trainer,
+strategies and precisions.
 
-The Trainer does not know the accelerators of earlier generations. It calls their method ``as_settings()``, which
-returns a dictionary of present arguments. Nothing outside this folder imports from it.
+drivetrain's Trainer does not know the accelerators of earlier generations: it calls their method ``as_settings()``,
+which returns a dictionary of drivetrain's arguments. No code outside this folder imports from this folder.
 """

@@ -1,4 +1,6 @@
-"""Names of earlier generations that programs import but may never use: creating an object raises an error."""
+"""Classes of earlier Lightning generations that drivetrain lacks. Programs can import them, but creating an object
+raises an error.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ class _Absent:
 
 
 class TestTubeLogger(_Absent):
-    """The logger of the package test-tube, which is not supported."""
+    """The logger of the package test-tube, which drivetrain does not support."""
 
     cure = "Use TensorBoardLogger or CSVLogger, or write a Logger: see docs/own_logger.md."
     __test__ = False  # tells pytest that this is not a test class

@@ -1,4 +1,4 @@
-"""Present strategies whose methods call an object of an earlier generation."""
+"""drivetrain's strategies with methods that call an accelerator of an earlier Lightning generation."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
 class Adapted(Shared):
-    """Base of the mixins that precede a strategy class; :attr:`usual` gives access to that class's own methods.
+    """Base of the mixins that come before a strategy class among the bases; :attr:`usual` gives access to the strategy
+    class's own methods.
 
     Attributes:
-        source: the object of the earlier generation that the strategy's methods call.
+        source: the accelerator of the earlier generation that the strategy's methods call.
     """
 
     source: Any
-    earlier: ClassVar[Earlier]  # the earlier hooks and arguments that the mixin uses
-    splits_batches: bool  # whether the strategy itself calls the step-end hooks
+    earlier: ClassVar[Earlier]  # the earlier generation's hooks and arguments that the mixin supports
+    splits_batches: bool  # whether the strategy class itself calls hooks such as training_step_end
 
-    # defined by the strategy class that follows in the order of bases
+    # the strategy class, which follows in the method resolution order, defines these
     world_size: int
     bind: Any
     manual_backward_context: Any
@@ -28,7 +29,7 @@ class Adapted(Shared):
 
     @property
     def usual(self) -> Any:
-        """The methods and properties of the present strategy, without the mixins."""
+        """The methods and properties of the strategy class, without the mixin's overrides."""
         return super()
 
     def __reduce__(self) -> Any:
@@ -37,12 +38,12 @@ class Adapted(Shared):
 
 
 def adapted(mixin: type[Adapted], entry: Entry[Strategy] | str, source: Any, **arguments: Any) -> Any:
-    """Return a strategy with the methods of ``mixin`` in front of those of a present strategy class.
+    """Return an object of one of drivetrain's strategies, in which the methods of ``mixin`` override the strategy's.
 
     Args:
-        mixin: a class whose methods call ``source``, and ``self.usual`` for the strategy's own behaviour.
+        mixin: a class whose methods call ``source``; ``self.usual`` gives them the strategy's own methods.
         entry: a registered strategy, or its name.
-        source: the object of the earlier generation.
+        source: the accelerator of the earlier generation.
         arguments: arguments of the strategy's constructor.
     """
     found = StrategyRegistry.entry(entry) if isinstance(entry, str) else entry
@@ -55,7 +56,7 @@ _CLASSES: dict[tuple[type, type], Any] = {}
 
 
 def adapted_class(mixin: type[Adapted], strategy: type[Strategy]) -> Any:
-    """Return the class with the methods of ``mixin`` in front of those of ``strategy``."""
+    """Return the subclass of ``strategy`` in which the methods of ``mixin`` override the strategy's."""
     if (mixin, strategy) not in _CLASSES:
         name = f"{mixin.__name__}{strategy.__name__}"
         own = {"facts": strategy.facts.but(earlier=mixin.earlier), "splits_batches": strategy.facts.earlier.step_ends}
@@ -64,6 +65,6 @@ def adapted_class(mixin: type[Adapted], strategy: type[Strategy]) -> Any:
 
 
 def _bare(mixin: type[Adapted], strategy: type[Strategy]) -> Any:
-    """Return an empty object of the adapted class, for pickle to set its state."""
+    """Return an object without state, whose state pickle then sets."""
     cls = adapted_class(mixin, strategy)
     return cls.__new__(cls)

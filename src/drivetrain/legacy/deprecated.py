@@ -1,4 +1,4 @@
-"""Deprecation warnings for names of earlier Lightning generations: the name in the program, and today's name."""
+"""Deprecation warnings for names of earlier Lightning generations: a warning says which name to write today."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def warn_deprecated(what: str, instead: str, once_for: Any = None) -> None:
     Args:
         what: the subject of the sentence, such as "Trainer(gpus=2)".
         instead: what to write today.
-        once_for: an object, for which each ``instead`` is warned of once.
+        once_for: an object; the warning about each ``instead`` is issued only once for this object. ``None``: always.
     """
     seen = set() if once_for is None else vars(once_for).setdefault("_deprecated", set())
     if instead not in seen:

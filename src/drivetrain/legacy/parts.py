@@ -1,4 +1,4 @@
-"""Shared parts of accelerators and plugins of earlier generations: members that call the present strategy."""
+"""What accelerators and plugins of earlier Lightning generations share: members that call drivetrain's strategy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from drivetrain.legacy.v1_3.epoch_ends import EpochEnds
 
 
 class AsksStrategy:
-    """Members that accelerators of 1.1 and training-type plugins of 1.3 both delegate to the present strategy.
+    """Members that accelerators of Lightning 1.1 and training-type plugins of 1.3 have in common; they call
+    drivetrain's strategy.
 
     Attributes:
-        strategy: the present strategy, whose methods call the accelerator; ``strategy.usual`` has its own methods.
+        strategy: drivetrain's strategy, with methods that call the accelerator; ``strategy.usual`` has the strategy's
+            own methods.
     """
 
     strategy: Any
@@ -23,22 +25,24 @@ class AsksStrategy:
     root_device = reads("strategy.usual.root_device")
     """The device of this process."""
     distributed_sampler_kwargs = reads("strategy.usual.distributed_sampler_kwargs")
-    """The arguments ``num_replicas`` and ``rank`` of a sampler."""
+    """The arguments ``num_replicas`` and ``rank`` for a DistributedSampler."""
     teardown = calls("strategy.usual.teardown")
-    """Free the device; the model is on the host afterwards."""
+    """Free the device, and move the model to the host."""
     barrier = calls("strategy.usual.barrier")
     """``barrier(name=None)``: wait for every rank."""
     broadcast = calls("strategy.usual.broadcast")
     """``broadcast(obj, src=0)``: return rank ``src``'s ``obj`` on every rank."""
     all_gather = calls("strategy.stack")
-    """``all_gather(tensor, group=None, sync_grads=False)``: return (world_size, ...) from all ranks."""
+    """``all_gather(tensor, group=None, sync_grads=False)``: return all ranks' tensors, of shape (world_size, ...)."""
     process_dataloader = calls("strategy.usual.process_dataloader")
-    """``process_dataloader(dataloader)``: return the loader to iterate in its place."""
+    """``process_dataloader(dataloader)``: return the loader to iterate instead of ``dataloader``."""
     block_backward_sync = calls("strategy.usual.block_backward_sync")
-    """Return a context whose backward passes leave gradients to this process."""
+    """Return a context in which backward passes do not exchange gradients with other processes."""
 
     def training_step_end(self, output: Any) -> Any:
-        """Return the output of ``training_step``; a module's own ``training_step_end`` replaces this."""
+        """Return the output of ``training_step``; a module's own ``training_step_end`` is called instead of this
+        method.
+        """
         return output
 
     validation_step_end = test_step_end = training_step_end
@@ -49,14 +53,14 @@ class AsksStrategy:
 
 
 class EarlierAccelerator:
-    """What the accelerators of both generations have in common.
+    """Base class of the accelerators of Lightning 1.1 and 1.3.
 
     Attributes:
-        hardware: the name of the present accelerator.
-        optimizer_frequencies: for how many batches in a row each optimizer is stepped; empty: every batch steps all
-            optimizers.
+        hardware: the name of drivetrain's accelerator.
+        optimizer_frequencies: for each optimizer, the number of successive batches that step only this optimizer;
+            empty: every batch steps all optimizers.
         ends_evaluation_epochs: whether ``on_epoch_start`` and ``on_epoch_end`` are called in evaluations too.
-        strategy: the present strategy, whose methods call this accelerator.
+        strategy: drivetrain's strategy, with methods that call this accelerator.
     """
 
     hardware = "auto"
@@ -66,13 +70,13 @@ class EarlierAccelerator:
     _strategy: Any = None
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the present Trainer's arguments for this accelerator.
+        """Return the arguments of drivetrain's Trainer for this accelerator.
 
         Raises:
-            ConfigurationError: its hardware, or the package for it, is missing.
+            ConfigurationError: the accelerator's hardware, or a package that the hardware needs, is missing.
         """
-        choose(self.hardware)  # raises that error before the strategy for the hardware is created
-        self.strategy.engine = None  # a user's loop with its own engine has ended
+        choose(self.hardware)  # raises the ConfigurationError before the strategy is created
+        self.strategy.engine = None  # an Engine that a user's loop may have launched is no longer in use
         epoch_ends = EpochEnds(self.ends_evaluation_epochs)
         return {"accelerator": self.hardware, "strategy": self.strategy, "callbacks": [epoch_ends]}
 
@@ -81,8 +85,8 @@ class OfAccelerator:
     """A plugin that is part of an accelerator.
 
     Attributes:
-        accelerator: that accelerator.
-        passing: how to pass such a plugin to a Trainer, with "{name}" for its class.
+        accelerator: the accelerator that this plugin is part of.
+        passing: the sentence in an error that says how to pass the plugin, with "{name}" for its class.
     """
 
     accelerator: Any = None
@@ -90,7 +94,7 @@ class OfAccelerator:
 
     @property
     def strategy(self) -> Any:
-        """The present strategy, whose methods call this plugin's accelerator.
+        """drivetrain's strategy, with methods that call this plugin's accelerator.
 
         Raises:
             ConfigurationError: the plugin is not part of an accelerator.

@@ -1,4 +1,4 @@
-"""``drivetrain migrate``: rewrites programs written for Lightning, as far as that is safe."""
+"""``drivetrain migrate``: rewrites programs written for Lightning, where a rewrite is safe."""
 
 from drivetrain.base.lazy import lazy
 

@@ -1,4 +1,4 @@
-"""Resolve the names in a program: which of them refer to Lightning's modules, classes and functions."""
+"""Finds which names in a program refer to Lightning's modules, classes and functions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Bound(NamedTuple):
     Attributes:
         local: the name in the program.
         module: the imported module, or the module of the imported name.
-        name: its name in the module; "" if it is the module itself.
-        statement, alias: the import.
+        name: the object's name in the module; "" if the import binds the module itself.
+        statement, alias: the import statement, and the part of it that binds the name.
     """
 
     local: str
@@ -30,11 +30,11 @@ class Chain(NamedTuple):
     """An expression such as ``pl.callbacks.Timer``, up to the name of a Lightning object.
 
     Attributes:
-        bound: the local name with which it begins.
-        node: the expression up to the name, without the rest.
-        module: the module in which the name is.
+        bound: the local name with which the expression begins.
+        node: the expression up to and including the name, without further attributes.
+        module: Lightning's module that has the name.
         name: the name; "" if the expression is the module itself.
-        today: the present counterpart; ``None`` if there is none.
+        today: the name's counterpart in drivetrain; ``None`` if there is none.
     """
 
     bound: Bound
@@ -45,15 +45,15 @@ class Chain(NamedTuple):
 
 
 class Bindings:
-    """The names of one program.
+    """What the names in one program mean.
 
     Args:
         source: the program.
-        names: the present counterparts of Lightning's names.
+        names: finds the counterparts of Lightning's names in drivetrain.
 
     Attributes:
         is_of_version_1: whether the program was written for version 1 of Lightning.
-        callbacks: the present callbacks that rewritten calls need.
+        callbacks: the callbacks of drivetrain that rewritten calls need.
     """
 
     def __init__(self, source: Source, names: Names) -> None:
@@ -118,7 +118,9 @@ class Bindings:
         return Chain(bound, reached, module, "", None)
 
     def meaning(self, node: ast.expr) -> Today | None:
-        """Return the object that an expression names; ``None`` if it belongs neither to Lightning nor to drivetrain."""
+        """Return the object of drivetrain that an expression means; ``None`` if the expression names nothing of
+        Lightning or drivetrain.
+        """
         if isinstance(node, ast.Subscript):
             return self.meaning(node.value)
         if isinstance(node, ast.Name):
@@ -139,14 +141,16 @@ class Bindings:
         return Today(ours.home, node.attr) if is_package and ours is not None else None
 
     def makes(self, node: ast.expr) -> Today | None:
-        """Return the class of a call's result; a class of this file counts as the class that it extends."""
+        """Return the object of drivetrain that a call of ``node`` calls; a class of this file without ``__init__``
+        counts as the class that it extends.
+        """
         own = self._classes.get(node.id) if isinstance(node, ast.Name) else None
         if own is None or len(own.bases) != 1 or any(getattr(each, "name", "") == "__init__" for each in own.body):
             return self.meaning(node)
         return self.meaning(own.bases[0])
 
     def is_a(self, node: ast.ClassDef, name: str, seen: frozenset[str] = frozenset()) -> bool:
-        """Whether a class extends the present class ``name``, directly or through other classes in this file."""
+        """Whether a class extends drivetrain's class ``name``, directly or through other classes in this file."""
         for base in node.bases:
             if (today := self.meaning(base)) is not None and today.name == name:
                 return True
@@ -157,9 +161,9 @@ class Bindings:
 
 
 def _stored(tree: ast.Module, imports: set[int]) -> set[str]:
-    """Return the names that are bound in the program by anything except Lightning's imports."""
+    """Return the names that something other than an import of Lightning binds in the program."""
     found: set[str | None] = set()
-    absent = {  # names assigned None, as in pl = None after a failed import
+    absent = {  # names that are set to None, such as pl after a failed import
         id(target)
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is None

@@ -1,4 +1,6 @@
-"""Calls and classes of earlier generations: rewrite what was renamed, and report other changes."""
+"""Calls and classes in a program for an earlier Lightning: rewrite what was renamed, and report what has changed in
+other ways.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,23 @@ RENAMED = {
     ("log", "sync_dist_op"): "reduce_fx",
     ("log_dict", "sync_dist_op"): "reduce_fx",
 }
-"""Arguments of methods that have another name today."""
+"""By method and argument, the argument's name today."""
 
 _OF_CLASSES = {
     ("ModelCheckpoint", "every_n_val_epochs"): "every_n_epochs",
     ("ModelCheckpoint", "period"): "every_n_epochs",
 }
-"""The same for constructors."""
+"""By class and constructor argument, the argument's name today."""
 
 GONE = TODAY["members"]
-"""Members that the Trainer had, and what to write today."""
+"""Members that Lightning's Trainer had, each with what to write today."""
 
 _OF_STEPS = {
     "optimizer_idx": "write self.automatic_optimization = False, and step the optimizers of self.optimizers() in "
     "training_step",
     "hiddens": "loop over the parts of the batch, with manual optimization",
 }
-"""Arguments of steps that are not passed any more, and what to write."""
+"""Arguments that steps no longer get, each with what to write instead."""
 
 _STEPS = ("training_step", "validation_step", "test_step")
 
@@ -87,7 +89,9 @@ def _rename(bindings: Bindings, called: str, keyword: ast.keyword, new: str | No
 
 
 def _rewrite_object(bindings: Bindings, node: ast.Call, today: Today) -> None:
-    """Rewrite the arguments of a present object other than the Trainer; report those that it does not accept."""
+    """Rewrite the arguments in a call of something other than the Trainer; report arguments that drivetrain does not
+    accept there.
+    """
     given: dict[Any, ast.keyword] = {keyword.arg: keyword for keyword in node.keywords}
     accepted = _accepted(today, given)
     for keyword in node.keywords:
@@ -106,7 +110,7 @@ def _rewrite_object(bindings: Bindings, node: ast.Call, today: Today) -> None:
 
 
 def _accepted(today: Today, given: dict[Any, ast.keyword]) -> dict[Any, Any]:
-    """Return the arguments that a present object accepts; all of them if its signature is unknown."""
+    """Return those of the ``given`` arguments that drivetrain's ``today`` accepts; all if its signature is unknown."""
     try:
         return taken(getattr(importlib.import_module(today.home), today.name), given)
     except (AttributeError, TypeError, ValueError):
@@ -114,7 +118,7 @@ def _accepted(today: Today, given: dict[Any, ast.keyword]) -> dict[Any, Any]:
 
 
 def _report_attribute(bindings: Bindings, node: ast.Attribute) -> None:
-    """Report members that only the Trainer of an earlier generation has."""
+    """Report a member that only the Trainer of an earlier generation has."""
     owner = node.value
     last = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
     today = bindings.meaning(owner)
@@ -172,7 +176,7 @@ def _report_step(bindings: Bindings, method: ast.FunctionDef | ast.AsyncFunction
 
 
 def _report_dictionary(bindings: Bindings, node: ast.Return | ast.Call) -> None:
-    """Report a step's dictionary with "log" or "progress_bar"."""
+    """Report a dictionary with "log" or "progress_bar" that a step returns or passes on."""
     for inner in ast.walk(node):
         if not isinstance(inner, ast.Dict):
             continue

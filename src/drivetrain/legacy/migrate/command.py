@@ -104,7 +104,7 @@ def _migrated(path: Path, generation: str) -> Source | configuration.Configurati
 
 
 def _files(given: Iterable[str]) -> Iterator[Path]:
-    """Return the files, and those in the folders, each once.
+    """Return the files that were named, and the files in named folders, each once.
 
     Raises:
         ConfigurationError: a file is a notebook, or does not exist.

@@ -17,7 +17,7 @@ _VALUE = re.compile(
 
 
 class Configuration:
-    """A YAML file and the remarks about it; its other bytes, comments among them, are kept.
+    """A YAML file, rewritten, and the remarks about it; everything except the paths of classes stays as it is.
 
     Args:
         name: the file's name in messages.

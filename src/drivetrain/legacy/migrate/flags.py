@@ -1,4 +1,4 @@
-"""The arguments of ``Trainer(...)``: rewrite the arguments of earlier generations."""
+"""Rewrite calls of ``Trainer(...)`` with arguments of earlier Lightning generations."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from drivetrain.legacy.v1_3.precision_plugins import ApexMixedPrecisionPlugin
 from drivetrain.settings import NOT_YET
 from drivetrain.strategies.strategy import StrategyRegistry
 
-_UNKNOWN: Any = object()  # a value that is only known when the program runs
+_UNKNOWN: Any = object()  # stands for a value that is only known when the program runs
 _CALLBACKS = re.compile(r"callbacks=\[(.*)\]", re.DOTALL)
 _ARGUMENTS = re.compile(r'(\w+=("[^"]*"|[\w.\-]+|\{value\})(, )?)+')
 
 
 def rewrite_trainer(bindings: Bindings, call: ast.Call) -> list[str]:
-    """Rewrite the arguments of a Trainer; return the present callbacks that must be imported for them."""
+    """Rewrite the arguments of a Trainer; return the callbacks of drivetrain that must be imported for them."""
     return _Call(bindings, call).run()
 
 
@@ -29,7 +29,7 @@ class _Call:
         self.source, self.bindings, self.call = bindings.source, bindings, call
         self.given = {keyword.arg: keyword for keyword in call.keywords if keyword.arg is not None}
         self.doomed: set[int] = set()  # the indices of arguments to remove
-        self.more: list[tuple[ast.keyword, tuple[str | Span, ...]]] = []  # callbacks that replace flags
+        self.more: list[tuple[ast.keyword, tuple[str | Span, ...]]] = []  # flags with the callbacks that replace them
         self.imports: list[str] = []
 
     def run(self) -> list[str]:
@@ -78,7 +78,7 @@ class _Call:
             self._leave(keyword, "not supported yet: leave it out")
 
     def _report_differences(self) -> None:
-        """Report where the same arguments have another result."""
+        """Report arguments that are still accepted and have another effect today."""
         values = {name: _literal(keyword.value) for name, keyword in self.given.items()}
         if self.bindings.is_of_version_1 and not _HARDWARE & {keyword.arg for keyword in self.call.keywords}:
             self.source.differs(
@@ -197,7 +197,7 @@ class _Call:
     # ---- edits -------------------------------------------------------------------------------------------------------
 
     def _becomes(self, keyword: ast.keyword, new: str) -> None:
-        """Replace an argument with ``new``, in which "{value}" is the value."""
+        """Replace an argument by ``new``, in which "{value}" stands for the argument's value."""
         start, end = self.source.span(keyword)
         value = (_after_equals(self.source.text, start, self.source.span(keyword.value)[0]), end)
         self.source.replace(start, end, *_filled(new, value))
@@ -261,7 +261,7 @@ class _Call:
         return name in self.given and flags.is_backend(_literal(self.given[name].value))
 
     def _is_assigned_a_call(self, node: ast.expr) -> bool:
-        """Whether a name is assigned the result of a call anywhere in the file, such as ModelCheckpoint(...)."""
+        """Whether ``node`` is a name to which the file assigns the result of a call, such as ModelCheckpoint(...)."""
         return isinstance(node, ast.Name) and any(
             isinstance(other, ast.Assign)
             and isinstance(other.value, ast.Call)
@@ -277,7 +277,7 @@ _AMP = ("amp_backend", "amp_level")
 
 
 def _literal(node: ast.expr) -> Any:
-    """Return the value of an expression, if it is a literal."""
+    """Return the value of a literal; ``_UNKNOWN`` for any other expression."""
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -294,6 +294,6 @@ def _filled(text: str, value: Span) -> list[str | Span]:
 
 
 def _after_equals(text: str, start: int, value: int) -> int:
-    """Return the start of a keyword's value, including its parentheses."""
+    """Return where a keyword's value starts, including parentheses around it."""
     found = re.compile(r"\w+\s*=[ \t]*").match(text, start)
     return value if found is None else min(found.end(), value)

@@ -1,5 +1,5 @@
-"""Hyperparameters that are modules: checkpoints do not contain them, so ``load_from_checkpoint`` needs them as
-arguments.
+"""Reports hyperparameters that are modules. Checkpoints do not contain these modules, so ``load_from_checkpoint`` needs
+them as arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NO_OBJECT = re.compile(r"\b[Tt]ype\[|\bCallable\b")
 def report_hyperparameters(bindings: Bindings, node: ast.ClassDef) -> None:
     """Report calls of ``save_hyperparameters`` in a module's ``__init__`` that save an argument which is a module.
 
-    An argument is recognised by its annotation, by its default, or by the value that the same file passes for it.
+    The annotation, the default, or a value that the same file passes tells that an argument is a module.
     """
     init = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
     if init is None:
@@ -57,7 +57,7 @@ def _modules_among(bindings: Bindings, node: ast.ClassDef, init: ast.FunctionDef
 
 
 def _saves(call: ast.Call, name: str) -> bool:
-    """Return whether a call without an object saves the argument."""
+    """Return whether a call of ``save_hyperparameters`` saves the argument ``name``."""
     values = [each.value if isinstance(each, ast.Constant) else None for each in call.args]
     ignored = [each for keyword in call.keywords if keyword.arg == "ignore" for each in ast.walk(keyword.value)]
     if any(isinstance(each, ast.Constant) and each.value == name for each in ignored):

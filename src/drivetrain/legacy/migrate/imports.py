@@ -1,4 +1,4 @@
-"""Rewrite imports of Lightning as imports of drivetrain, and the expressions that use them."""
+"""Rewrite imports of Lightning as imports of drivetrain, and the expressions that use the imported modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_LIGHTNING = re.compile(r"(pytorch_lightning|lightning_fabric|lightning\.(pyt
 
 
 class _Item(NamedTuple):
-    """One name of a present ``from ... import``: the module, the name in it, and the local name."""
+    """One name that the rewritten program imports: the module, the name in the module, and the local name."""
 
     module: str
     name: str
@@ -92,7 +92,7 @@ class _Rewriter:
         self.source.changed(chain.node, was, now)
 
     def _chain_today(self, chain: Chain, was: str) -> str:
-        """Return the present expression for ``chain``, or the original if there is none."""
+        """Return drivetrain's expression for ``chain``, or the original expression if there is none."""
         local, module = self._binding_today(chain.bound)
         if chain.name and chain.today is None:
             if chain.name == "__version__":
@@ -112,7 +112,9 @@ class _Rewriter:
         return f"{local}{full[len(module or '') :]}"
 
     def _binding_today(self, bound: Bound) -> tuple[str | None, str | None]:
-        """Return the new local name of an imported module, and the present module that it refers to."""
+        """Return the local name of an imported module after the rewrite, and drivetrain's module that it then refers
+        to.
+        """
         module = self.names.module(bound.module)
         if module is None:
             return None, None
@@ -120,7 +122,7 @@ class _Rewriter:
         return ("drivetrain" if is_bare else bound.local), module
 
     def _import_for(self, bound: Bound, today: Today) -> str:
-        """Return the local name under which ``today`` is imported beside the import of ``bound``."""
+        """Add an import of ``today`` next to the import of ``bound``, if needed; return the local name of ``today``."""
         name = today.name or today.home.rpartition(".")[2]
         taken = name in self.bindings.taken or name in {each.local for each in self.bindings.bound if each.name}
         existing = self.bindings.by_local.get(name)
@@ -176,7 +178,7 @@ class _Rewriter:
         self._put(node, doomed, before)
 
     def _item(self, bound: Bound, alias: ast.alias) -> _Item:
-        """Return the present counterpart of an imported name, or the original import if there is none."""
+        """Return the import of drivetrain's counterpart of an imported name; the original import if there is none."""
         if not bound.name:  # a module
             module = self.names.module(bound.module)
             if module is not None:
@@ -205,7 +207,9 @@ class _Rewriter:
         self.source.changed(node, self.source.text_of(node), "; ".join(lines))
 
     def _put(self, node: ast.Import | ast.ImportFrom, doomed: set[int], more: list[_Item]) -> None:
-        """Remove the ``doomed`` names from an import, and insert statements for ``more`` before it."""
+        """Remove the names with the indices ``doomed`` from an import, and insert statements for ``more`` before the
+        import.
+        """
         lines = _statements([item for item in more if item.module])
         if len(doomed) == len(node.names):
             self.source.insert_before(node, lines[:-1])
@@ -225,7 +229,7 @@ class _Rewriter:
 
 
 def _reaches(module: str | None, today: Today) -> bool:
-    """Whether ``today`` is reachable from an imported module without another import."""
+    """Whether a program that has imported ``module`` can use ``today`` without another import."""
     if module is None:
         return False
     if today.home == module:
@@ -235,7 +239,9 @@ def _reaches(module: str | None, today: Today) -> bool:
 
 
 def _split(module: str) -> tuple[str, str]:
-    """Return the parts of ``from ... import ...`` for a module; the name is "" for drivetrain itself."""
+    """Return the package and the name with which ``from package import name`` imports a module; the name is "" for
+    drivetrain itself.
+    """
     parent, _, name = module.rpartition(".")
     return (parent, name) if parent else (module, "")
 

@@ -1,4 +1,4 @@
-"""The present counterpart of each of Lightning's names, from the tables of ``drivetrain exec``."""
+"""Finds drivetrain's counterpart of each of Lightning's names, in the tables of ``drivetrain exec``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ABSENT = "drivetrain.legacy.absent"
 
 
 class Today(NamedTuple):
-    """A present name.
+    """A name of drivetrain.
 
     Attributes:
         home: the module to import it from.
@@ -29,7 +29,7 @@ class Today(NamedTuple):
 
     @property
     def is_legacy(self) -> bool:
-        """Whether it belongs to an earlier generation and has no present counterpart."""
+        """Whether the name exists only in drivetrain.legacy, for programs of an earlier generation."""
         return self.home.startswith(_LEGACY)
 
 
@@ -37,7 +37,7 @@ class Names:
     """Lightning's modules and names.
 
     Args:
-        generation: the generation that takes precedence if several have a name; "": the latest.
+        generation: the Lightning generation whose meaning counts if several generations have a name; "": the latest.
     """
 
     def __init__(self, generation: str = "") -> None:
@@ -55,7 +55,7 @@ class Names:
         return any(True for _ in self._places(module))
 
     def is_only_earlier(self, module: str, name: str = "") -> bool:
-        """Whether only an earlier generation has a module, or a name in it."""
+        """Whether only earlier generations have the module or, if ``name`` is given, the name in the module."""
         places = list(self._places(module))
         in_latest = [path for each, path in places if each is LATEST]
         if not name or self.is_module(f"{module}.{name}"):
@@ -65,7 +65,7 @@ class Names:
         return not known and any(name in finder.names(path, each) for each, path in places)
 
     def find(self, module: str, name: str) -> Today | None:
-        """Return the present counterpart of a name in one of Lightning's modules; ``None`` if there is none."""
+        """Return drivetrain's counterpart of a name in one of Lightning's modules; ``None`` if there is none."""
         if (module, name) not in self._found:
             found = [
                 _public(home, ours)
@@ -75,13 +75,13 @@ class Names:
             ]
             first = next(iter(found), self._elsewhere(module, name))
             if first is not None and first.is_legacy and not isinstance(_value(first), type):
-                first = next((each for each in found if not each.is_legacy), first)  # a function or a flag
+                first = next((each for each in found if not each.is_legacy), first)  # no class: a function or a flag
             self._found[module, name] = first
         return self._found[module, name]
 
     def _elsewhere(self, module: str, name: str) -> Today | None:
-        """Return the class of this name in the latest generation, for a module in no table, because classes have
-        moved.
+        """Return the class of this name in the latest generation, if ``module`` is in no table: classes move between
+        modules.
         """
         if self.is_module(module) or not name[:1].isupper() or not self.belongs(module):
             return None
@@ -89,13 +89,13 @@ class Names:
         return next((_public(home, ours) for offered, home, ours in found if offered == name), None)
 
     def all_of(self, module: str) -> dict[str, Today]:
-        """Return the public names of a module, which ``import *`` binds."""
+        """Return drivetrain's counterparts of the names that ``from module import *`` binds."""
         names = {name for each, path in self._places(module) for name in finder.names(path, each)}
         found = {name: self.find(module, name) for name in sorted(names) if not name.startswith("_")}
         return {name: today for name, today in found.items() if today is not None}
 
     def module(self, module: str) -> str | None:
-        """Return the present module for one of Lightning's; ``None`` if there is none."""
+        """Return drivetrain's module in place of one of Lightning's; ``None`` if there is none."""
         for _, path in self._places(module):
             rest = path.removeprefix("pytorch").removeprefix("fabric").strip(".")
             if not rest:
@@ -107,7 +107,7 @@ class Names:
         return None
 
     def why_missing(self, module: str, name: str) -> str:
-        """Return the message for a name without a present counterpart."""
+        """Return the message for a name without a counterpart in drivetrain."""
         path = module.partition(".")[2].removeprefix("pytorch.").partition(".")[0]
         candidates = [(self.module(module) or "", name), ("drivetrain", path), *((each, name) for each in MISSING)]
         found = next((each for each in candidates if each[1] in MISSING.get(each[0], {})), None)
@@ -128,12 +128,12 @@ def _value(today: Today) -> Any:
 
 
 def _public(home: str, name: str) -> Today:
-    """Return the public import location of a drivetrain name: the package that lists it."""
+    """Return the place from which users import a name of drivetrain: the package that has the name in ``__all__``."""
     if home.startswith(_LEGACY):
         value = _value(Today(home, name))
         for base in getattr(value, "__mro__", ())[:-1]:
             if base.__module__.startswith("drivetrain.") and not base.__module__.startswith(_LEGACY):
-                return _public(base.__module__, base.__name__)  # use the public base class, which has the same meaning
+                return _public(base.__module__, base.__name__)  # the public base class means the same
         root = getattr(value, "__module__", home).partition(".")[0]
         is_foreign = root != "drivetrain" and getattr(sys.modules.get(root), name, None) is value
         return Today(root if is_foreign else home, name)

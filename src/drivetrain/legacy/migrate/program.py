@@ -12,16 +12,16 @@ from drivetrain.legacy.migrate.source import Source
 from drivetrain.legacy.v1_3 import flags, hooks
 
 EARLIER = "1.3"
-"""The generation that gives names in a program of version 1 their meaning, unless the user passes one."""
+"""The generation that is assumed for a program written for Lightning 1, unless the user names one."""
 
 
 def migrate(name: str, content: bytes, generation: str = "") -> Source:
-    """Return a program with its edits and its report.
+    """Return a program with the edits that rewrite it and the remarks that report them.
 
     Args:
         name: its name in messages.
         content: its bytes.
-        generation: the Lightning generation for which it was written: "2" or an earlier one; "": detected.
+        generation: the Lightning generation for which the program was written: "2", "1.3" or "1.1"; "": detect it.
 
     Raises:
         ConfigurationError: the program cannot be parsed.

@@ -21,7 +21,7 @@ class Remark(NamedTuple):
         line: the number of the line in the original file.
         text: "old -> new" for a change, "differs: ..." for code whose result is now another one, and "left: ..." for
             what a person has to do.
-        is_left: whether a person has to do it.
+        is_left: whether a person has to do something.
     """
 
     line: int
@@ -32,11 +32,11 @@ class Remark(NamedTuple):
 class _Edit(NamedTuple):
     start: int
     end: int
-    pieces: tuple[str | Span, ...]  # a span is replaced by the text there, including edits inside it
+    pieces: tuple[str | Span, ...]  # a span stands for the text at that span, after the edits inside it
 
 
 class Source:
-    """A file, the edits to it and the remarks about it.
+    """A Python file, the edits to it, and the remarks about it for the report.
 
     Args:
         name: the file's name in messages.
@@ -67,7 +67,7 @@ class Source:
     # ---- positions ---------------------------------------------------------------------------------------------------
 
     def span(self, node: ast.expr | ast.stmt | ast.keyword | ast.alias | ast.arg) -> Span:
-        """Return where ``node`` begins and ends in the text."""
+        """Return the indices at which ``node`` begins and ends in the text."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         return self._position(node.lineno, node.col_offset), self._position(node.end_lineno, node.end_col_offset)
@@ -84,7 +84,7 @@ class Source:
         return self.text[start:end]
 
     def is_in_f_string(self, node: ast.AST) -> bool:
-        """Whether ``node`` is in an f-string, in which Python before 3.12 has no positions."""
+        """Whether ``node`` is in an f-string, where Python before 3.12 does not know the positions of nodes."""
         parent = self.parents.get(node)
         while parent is not None and not isinstance(parent, (ast.stmt, ast.JoinedStr)):
             parent = self.parents.get(parent)
@@ -93,7 +93,7 @@ class Source:
     # ---- edits -------------------------------------------------------------------------------------------------------
 
     def replace(self, start: int, end: int, *pieces: str | Span) -> None:
-        """Replace a range of the text by ``pieces``."""
+        """Replace the text from ``start`` to ``end`` by ``pieces``: texts, and spans of the original text."""
         self._edits.append(_Edit(start, end, pieces))
 
     def insert_before(self, statement: ast.stmt, lines: Sequence[str]) -> None:
@@ -104,7 +104,7 @@ class Source:
         self.replace(start, start, "".join(f"{line}{between}" for line in lines))
 
     def remove(self, items: Sequence[Span], doomed: set[int]) -> None:
-        """Remove some ``items`` of a comma-separated list; comments are kept."""
+        """Remove the ``items`` with the indices ``doomed`` from a comma-separated list; comments are kept."""
         last = max((index for index in range(len(items)) if index not in doomed), default=-1)
         for index in sorted(doomed):
             start, end = items[index]
@@ -115,7 +115,7 @@ class Source:
             self.replace(*self._with_its_line(start, end))
 
     def _with_its_line(self, start: int, end: int) -> Span:
-        """Return the span, extended to complete lines if nothing else is on them."""
+        """Return the span from ``start`` to ``end``, extended to complete lines if nothing else is on these lines."""
         before = re.search(r"(?:^|[\r\n])([ \t]*)$", self.text[:start])
         after = re.match(r"[ \t]*(\r\n|\r|\n)", self.text[end:])
         if before is None or after is None:
@@ -131,7 +131,7 @@ class Source:
         parts, position = [], start
         for number, edit in enumerate(edits):
             if edit.start < position or edit.end > end:
-                continue  # inside an earlier edit, which contains it in one of its spans or has removed it
+                continue  # an earlier edit has removed this text, or applies this edit within a span
             parts.append(self.text[position : edit.start])
             inner = [other for other in edits[number + 1 :] if other.end <= edit.end]
             for piece in edit.pieces:
@@ -154,7 +154,7 @@ class Source:
         self._remark(node, f"{_one_line(was)} -> {_one_line(now)}" if now else f"{_one_line(was)} removed", False)
 
     def differs(self, node: ast.AST, text: str) -> None:
-        """Report a difference that needs no change of the program."""
+        """Report a difference in the result that needs no change of the program."""
         self._remark(node, f"differs: {text}", False)
 
     def left(self, node: ast.AST, text: str) -> None:

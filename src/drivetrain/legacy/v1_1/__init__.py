@@ -1,4 +1,4 @@
-"""The API of the 1.1 generation: accelerators that run the complete job, on the present Trainer."""
+"""The API of Lightning 1.1, in which accelerators run the complete job, on drivetrain's Trainer."""
 
 from drivetrain.base.lazy import public
 

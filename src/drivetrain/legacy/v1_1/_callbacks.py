@@ -1,4 +1,4 @@
-"""Callbacks whose arguments had other names, orders or defaults in the 1.1 generation."""
+"""Callbacks whose arguments had other names, another order or other defaults in Lightning 1.1."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from drivetrain.legacy.v1_3 import _callbacks as later
 
 
 class ModelCheckpoint(later.ModelCheckpoint):
-    """The present ModelCheckpoint with the further arguments ``filepath``, ``prefix``, ``period`` and ``mode="auto"``.
+    """drivetrain's ModelCheckpoint, which also accepts ``filepath``, ``prefix``, ``period`` and ``mode="auto"``.
 
     Args:
         filepath: folder and name of the files, now ``dirpath`` and ``filename``.
-        monitor, verbose, save_last, save_top_k, save_weights_only, dirpath, filename: unchanged.
+        monitor, verbose, save_last, save_top_k, save_weights_only, dirpath, filename: as for drivetrain's class.
         mode: "auto": "max" if ``monitor`` has "acc" in its name, or begins with "fmeasure"; otherwise "min".
         period: now ``every_n_epochs``.
-        prefix: prepended to the name.
-        kwargs: present arguments.
+        prefix: the beginning of the files' names.
+        kwargs: further arguments of drivetrain's ModelCheckpoint.
     """
 
     watched_by_default = ("val_loss", "checkpoint_on")
@@ -53,9 +53,9 @@ class ModelCheckpoint(later.ModelCheckpoint):
 
 
 class EarlyStopping(drivetrain.callbacks.EarlyStopping):
-    """The present EarlyStopping, which monitors "early_stop_on" by default and supports ``mode="auto"``.
+    """drivetrain's EarlyStopping, which monitors "early_stop_on" by default and supports ``mode="auto"``.
 
-    Args: as for the present class.
+    Args: as for drivetrain's class.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class EarlyStopping(drivetrain.callbacks.EarlyStopping):
 
 
 def mode_for(mode: str, monitor: str | None) -> str:
-    """Return "min" or "max"; "auto" is resolved by the name of the monitored value."""
+    """Return "min" or "max"; the name of the monitored value decides what "auto" means."""
     if mode != "auto":
         return mode
     return "max" if monitor and ("acc" in monitor or monitor.startswith("fmeasure")) else "min"

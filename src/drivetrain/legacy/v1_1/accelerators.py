@@ -1,4 +1,4 @@
-"""The base of the accelerators of the 1.1 generation, whose methods run the complete job."""
+"""The base class of Lightning 1.1's accelerators, whose methods run the complete job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _LATE = ("trainer", "nprocs")
 
 
 class _LateBound(type):
-    """The metaclass of accelerators: the Trainer sets required constructor arguments that a program leaves out."""
+    """The metaclass of accelerators. A program may omit the required arguments ``trainer`` and ``nprocs``; they are
+    then ``None``, and the Trainer supplies the values.
+    """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
@@ -33,31 +35,32 @@ class _LateBound(type):
 
 
 def _runs(step: str, context: str) -> Any:
-    """Return the method ``step(args=None)``, which runs the module's step of this name in the run's precision.
+    """Return a method ``step(args=None)``, which runs the module's method ``step`` in the run's precision.
 
-    Without ``args``, it uses :attr:`Accelerator.step_args`, the arguments of the running step.
+    Without ``args``, the method passes :attr:`Accelerator.step_args`, the arguments of the running step.
     """
     return lambda self, args=None: self._step(step, context, args)
 
 
 class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
-    """An accelerator of the 1.1 generation: a subclass may override any method, and call ``super()`` for the rest.
+    """An accelerator of Lightning 1.1: a subclass may override any method, and call ``super()`` in it.
 
-    A required constructor argument ``trainer`` of a subclass may be left out: the Trainer sets it when it gets the
-    accelerator. ``setup`` and the three steps may be written without ``model`` and ``args``.
+    A subclass's constructor may require ``trainer``, and a program may omit it, because the Trainer that gets the
+    accelerator sets ``accelerator.trainer``. An override of ``setup`` may omit the parameter ``model``, and one of the
+    three steps ``args``.
 
     Args:
         trainer: stored as an attribute.
-        cluster_environment: provides the ranks; ``None``: the Trainer's, or the detected one.
+        cluster_environment: provides the ranks; ``None``: the Trainer's environment, or the detected one.
         ddp_plugin: how DDP wraps the model.
 
     Attributes:
-        trainer: the running Trainer; a Trainer that gets the accelerator replaces the constructor's argument.
-        nickname: the name in ``distributed_backend``.
+        trainer: the Trainer that runs the job; it replaces the constructor's argument.
+        nickname: the value of ``Trainer(distributed_backend=...)`` for this accelerator.
         train_loop, validation_loop, test_loop: other names of :meth:`train_or_test`.
         step_args: the arguments of the running step: batch, batch_idx and so on.
-        strategy_name: the registered name of the present strategy.
-        made_by_cluster: whether a cluster starts the processes, never this program.
+        strategy_name: the registered name of the strategy of drivetrain that does the work.
+        made_by_cluster: whether only a cluster can start the processes.
     """
 
     strategy_name = "ddp"
@@ -86,7 +89,7 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
 
     @property
     def strategy(self) -> Any:
-        """The present strategy, whose methods call this accelerator."""
+        """drivetrain's strategy, with methods that call this accelerator."""
         if self._strategy is None:
             self.ddp_plugin = self.ddp_plugin or DDPPlugin()
             self.ddp_plugin.accelerator = self
@@ -110,7 +113,7 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
 
     @property
     def dist(self) -> Any:
-        """The group of all ranks: its ``rank``, its ``broadcast`` and the other collectives."""
+        """The group of all ranks, with ``rank``, ``broadcast`` and the other collectives."""
         return self._dist or self.strategy.world
 
     @dist.setter
@@ -122,14 +125,14 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
 
     @property
     def rpc_enabled(self) -> bool:
-        """Whether processes use RPC: never."""
+        """False: processes never use RPC."""
         return False
 
     require_distributed_sampler = reads("strategy.facts.is_distributed")
-    """Whether each rank gets its part of the samples."""
+    """Whether the samples are distributed over the ranks."""
 
     def get_reference_model(self, model: Any) -> Any:
-        """Return the user's module inside its wrapper."""
+        """Return the user's module, without the wrapper if ``model`` is the wrapper."""
         return self.strategy.lightning_module if model is self.strategy.model else model
 
     def get_device_ids(self) -> list[int] | None:
@@ -140,12 +143,11 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
     # ---- set-up, the run and its end ---------------------------------------------------------------------------------
 
     def setup(self, model: Any = None) -> None:
-        """Set the model and prepare the run: processes, device, precision, the wrapper around the model.
-
-        Without a Trainer, it also starts the processes and creates the optimizers, for a user's loop.
+        """Prepare the run: move the model to the device, convert it to the precision and wrap it. In a user's loop,
+        which has no Trainer, also start the processes and create the optimizers.
 
         Args:
-            model: the model; ``None``: the Trainer's.
+            model: the model; ``None``: the Trainer's model.
         """
         strategy = self.strategy
         if strategy.trainer is not None:
@@ -167,20 +169,20 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
         self.ddp_plugin.init_ddp_connection(self.trainer, environment, global_rank, world_size, is_slurm_managing_tasks)
 
     configure_ddp = calls("ddp_plugin.configure_ddp")
-    """``configure_ddp(model, device_ids)``: return what exchanges gradients around ``model``."""
+    """``configure_ddp(model, device_ids)``: return the wrapper around ``model`` that exchanges gradients."""
 
     def setup_optimizers(self, model: Any = None) -> None:
-        """Create the optimizers of a fit, once; a run without training has none."""
+        """Create the optimizers, if the run is a fit and this was not done before."""
         trainer = self.strategy.trainer
         if (trainer is None or trainer.progress.fn == "fit") and self.strategy.once("optimizers"):
             self.strategy.make_optimizers(trainer)
             self.ddp_plugin.on_after_setup_optimizers(trainer)
 
     train = calls("train_or_test")
-    """Run the Trainer's current run, from its first batch to its last, and return its results."""
+    """Run the loop that the Trainer has started, from its first batch to its last, and return its results."""
 
     def train_or_test(self) -> Any:
-        """Run the loop of this run: a training, or a validation or a test; return its results."""
+        """Run the loop that the Trainer has started (training, validation or test), and return its results."""
         return self.strategy.run_stage()
 
     # ---- a step: ``args`` contains the batch, its index and the step's further arguments -----------------------------
@@ -204,7 +206,7 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
     def backward(
         self, closure_loss: Tensor, optimizer: Optimizer | None = None, opt_idx: int = 0, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """Compute gradients, scaled if the precision scales; return the loss."""
+        """Compute gradients, which are scaled if the precision scales the loss; return the loss."""
         strategy = self.strategy
         strategy.differentiate(closure_loss, optimizer, strategy.accumulates, *args, **kwargs)
         return closure_loss.detach()
@@ -212,11 +214,13 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
     def optimizer_step(
         self, optimizer: Optimizer, batch_idx: int, opt_idx: int, lambda_closure: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Step ``optimizer`` in the run's precision; version 1.0 had this method."""
+        """Let the precision step ``optimizer``. Accelerators had this method in Lightning 1.0."""
         return self.strategy.usual.optimizer_step(optimizer, lambda_closure, self.strategy.model, **kwargs)
 
     def optimizer_zero_grad(self, batch_idx: int, optimizer: Optimizer, opt_idx: int) -> None:
-        """Clear the gradients with the module's hook of this name; version 1.0 had this method."""
+        """Call the module's hook of this name, which clears the gradients. Accelerators had this method in Lightning
+        1.0.
+        """
         trainer = self.strategy.trainer
         epoch = 0 if trainer is None else trainer.current_epoch
         self.strategy.lightning_module.optimizer_zero_grad(epoch, batch_idx, optimizer)
@@ -232,20 +236,20 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
         return strategy.usual.clip_gradients_norm(strategy.lightning_module, optimizer, clip_val, *args, **kwargs)
 
     def sync_tensor(self, tensor: Tensor, group: Any = None, reduce_op: Any = None) -> Tensor:
-        """Reduce a tensor over all ranks: their sum, or ``reduce_op``."""
+        """Reduce a tensor over all ranks with ``reduce_op``, by default a sum."""
         return self.strategy.usual.reduce(tensor, group, "sum" if reduce_op is None else reduce_op)
 
     def early_stopping_should_stop(self, pl_module: nn.Module) -> bool:
-        """Whether the run ends because any rank was asked to stop."""
+        """Whether the run ends, because at least one rank was asked to stop."""
         return bool(self.strategy.usual.reduce_boolean_decision(self.trainer.should_stop, all=False))
 
     block_ddp_plugin_sync_behaviour = calls("block_backward_sync")
-    """Return a context whose backward passes leave gradients to this process."""
+    """Return a context in which backward passes do not exchange gradients with other processes."""
     optimizer_state = calls("ddp_plugin.optimizer_state")
     """``optimizer_state(optimizer)``: return the complete state; every rank must call it."""
 
     def on_train_epoch_end(self, outputs: Any = None) -> None:
-        """Called after a training epoch, after the callbacks' and the module's hook of this name."""
+        """Called after a training epoch, when the hooks of this name of the callbacks and the module have run."""
 
     def on_train_end(self) -> None:
         """Called after training."""

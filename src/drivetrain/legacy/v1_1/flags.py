@@ -1,4 +1,6 @@
-"""The Trainer's flags of the 1.1 generation, converted to present arguments with an accelerator of that generation."""
+"""Converts the flags of Lightning 1.1's Trainer to arguments of drivetrain's, including an accelerator of Lightning
+1.1.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +23,22 @@ _LATER_ONLY = frozenset({
 _OWN: dict[str, Any] = {"automatic_optimization": None, "enable_pl_optimizer": True}
 _EPOCHS: dict[str, Any] = {"max_epochs": 1000, "min_epochs": 1}
 FLAGS: dict[str, Any] = {name: value for name, value in later.FLAGS.items() if name not in _LATER_ONLY} | _OWN | _EPOCHS
-"""The flags of the Trainer of that time, in their order, with their defaults."""
+"""The flags of Lightning 1.1's Trainer, in their order, with their defaults."""
 
 BACKENDS: dict[str, type[Accelerator]] = {
     "dp": named.DataParallelAccelerator, "ddp": named.DDPAccelerator, "ddp2": named.DDP2Accelerator,
     "ddp_cpu": named.DDPCPUSpawnAccelerator, "ddp_spawn": named.DDPSpawnAccelerator,
     "horovod": named.HorovodAccelerator,
 }  # fmt: skip
-"""The accelerators, by the values of ``distributed_backend`` and ``accelerator``."""
+"""The accelerator for each value of ``distributed_backend`` and ``accelerator``."""
 
 
 def translated(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the earlier flags in ``given`` to present arguments; other arguments are already present ones.
+    """Convert the flags of Lightning 1.1 in ``given`` to arguments of drivetrain; other arguments are kept.
 
     Raises:
         ConfigurationError: a flag has an invalid value.
-        NotSupportedError: this version does not support a flag.
+        NotSupportedError: drivetrain does not support a flag.
     """
     if (automatic := given.get("automatic_optimization")) is not None:
         warn_deprecated(
@@ -58,14 +60,14 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the accelerator, the devices, the precision and the remaining ``plugins``."""
+    """Return drivetrain's arguments for accelerator, devices and precision, and the remaining ``plugins``."""
     given = flags["accelerator"] or flags["distributed_backend"]
     plugins = [DDPShardedPlugin() if each == "ddp_sharded" else each for each in later.as_list(flags["plugins"])]
     wraps = [each for each in plugins if isinstance(each, DDPPlugin)]
     if len(wraps) > 1:
         raise ConfigurationError(f"Trainer(plugins=...) got {len(wraps)} plugins for DDP. Keep one.")
     hardware, devices = _devices(flags)
-    if given in ("cpu", "gpu", "tpu", "auto"):  # the flag is already a present argument
+    if given in ("cpu", "gpu", "tpu", "auto"):  # the flag already has a value that drivetrain accepts
         hardware, given = str(given), None
     if not isinstance(given, Accelerator):
         several = flags["num_nodes"] > 1 or not later.is_one(devices.get("devices", 1))
@@ -76,14 +78,14 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     if wraps:
         given.ddp_plugin = wraps[0]
     if getattr(given, "nprocs", None) is not None and flags["num_processes"] == 1:
-        devices = {}  # the accelerator includes the number of devices
+        devices = {}  # the accelerator itself sets the number of devices
     rest = [each for each in plugins if not isinstance(each, (DDPPlugin, NativeAMPPlugin))]
     precision = precision_plugin_of(later.precision_of(flags)).today.name
     return {"accelerator": given, "precision": precision, **devices, **({"plugins": rest} if rest else {})}
 
 
 def _devices(flags: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name of the present accelerator, and ``devices`` if the flags set their number."""
+    """Return the name of drivetrain's accelerator, and the argument ``devices`` if the flags choose devices."""
     if flags["gpus"] not in (None, 0, [], ""):
         return "gpu", {"devices": flags["gpus"]}
     if flags["tpu_cores"]:
@@ -91,11 +93,11 @@ def _devices(flags: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if "devices" in flags:
         return "auto", {"devices": flags["devices"]}
     processes = flags["num_processes"]
-    return "cpu", {} if processes == 1 else {"devices": processes}  # with 1, the cluster's number, or one
+    return "cpu", {} if processes == 1 else {"devices": processes}  # with 1, as many as the cluster starts, or one
 
 
 def _class_of(given: Any, hardware: str, several: bool) -> type[Accelerator]:
-    """Return the requested accelerator, or the default for several devices."""
+    """Return the class of the requested accelerator; if none is requested, the default for this hardware."""
     if given is None:
         if hardware == "tpu":
             return named.TPUAccelerator

@@ -1,4 +1,4 @@
-"""Functions of ``pytorch_lightning.metrics.functional`` that do not need the task."""
+"""Functions of ``pytorch_lightning.metrics.functional``, which need no argument ``task`` as torchmetrics' do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def accuracy(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any
 
 
 def _classified(today: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Wrap a present function: the number of classes determines its task."""
+    """Wrap a function of torchmetrics, so that the number of classes determines its ``task``."""
 
     def call(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return today(pred, target, **with_task(args, kwargs))
@@ -48,7 +48,9 @@ def fbeta(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -
 
 
 def _scored(today: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a present function of scores: the shape of the scores is the default for the number of classes."""
+    """Wrap a function of torchmetrics that takes scores; their shape gives the number of classes if the caller does
+    not.
+    """
     classified = _classified(today)
 
     def call(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -78,7 +80,7 @@ def precision_recall(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwa
 
 
 def get_num_classes(pred: torch.Tensor, target: torch.Tensor, num_classes: int | None = None) -> int:
-    """Return ``num_classes``, or the number that the labels need."""
+    """Return ``num_classes``; if it is ``None``, one more than the largest label."""
     return int(max(pred.max(), target.max())) + 1 if num_classes is None else num_classes
 
 
@@ -90,8 +92,8 @@ def iou(
     num_classes: int | None = None,
     reduction: str = "elementwise_mean",
 ) -> torch.Tensor:
-    """Return the intersection over union of labels: the mean over the classes, or with "none" one per class."""
-    # some versions of torchmetrics lack this argument
+    """Return the intersection over union, averaged over the classes; with ``reduction="none"``, one per class."""
+    # pass the argument only if needed, because some versions of torchmetrics lack it
     absent: Any = {"zero_division": absent_score} if absent_score else {}
     return functional.jaccard_index(
         pred, target, "multiclass", num_classes=get_num_classes(pred, target, num_classes), ignore_index=ignore_index,
@@ -100,7 +102,9 @@ def iou(
 
 
 def stat_scores(pred: torch.Tensor, target: torch.Tensor, class_index: int, argmax_dim: int = 1) -> tuple[Any, ...]:
-    """Return the true and false positives, the true and false negatives, and the number of samples of one class."""
+    """Return the true and false positives, the true and false negatives, and the number of samples, all of the class
+    ``class_index``.
+    """
     if pred.dim() == target.dim() + 1:
         pred = pred.argmax(argmax_dim)
     said, true = pred == class_index, target == class_index

@@ -1,4 +1,4 @@
-"""The named accelerators of the 1.1 generation, each based on a present strategy."""
+"""The accelerators of Lightning 1.1 that a flag names; a strategy of drivetrain does the work of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from drivetrain.legacy.v1_1.accelerators import Accelerator
 
 
 class _Spawns(Accelerator):
-    """Starts its processes from this one.
+    """An accelerator whose processes this process starts.
 
     Args:
         trainer, cluster_environment, ddp_plugin: as for :class:`Accelerator`.
@@ -37,25 +37,25 @@ class GPUAccelerator(Accelerator):
 
 
 class DataParallelAccelerator(Accelerator):
-    """One process for all devices of the machine: each computes on its part of every batch."""
+    """One process for all devices of the machine; each device computes on its part of every batch."""
 
     strategy_name, nickname = "dp", "dp"
 
 
 class DDPAccelerator(Accelerator):
-    """One process per device, each of which runs the program; gradients are averaged."""
+    """One process per device; each process runs the program, and gradients are averaged."""
 
     nickname = "ddp"
 
 
 class DDP2Accelerator(Accelerator):
-    """One process per machine, for all devices there; gradients are averaged between machines."""
+    """One process per machine, which uses all devices of the machine; gradients are averaged between machines."""
 
     strategy_name, nickname = "ddp2", "ddp2"
 
 
 class DDPSpawnAccelerator(_Spawns):
-    """:class:`DDPAccelerator` with processes started from this one."""
+    """:class:`DDPAccelerator` with processes that this process starts."""
 
     nickname = "ddp"
 
@@ -79,12 +79,12 @@ class DDPCPUHPCAccelerator(DDPHPCAccelerator):
 
 
 class HorovodAccelerator(Accelerator):
-    """Processes that ``horovodrun`` or ``mpirun`` has started; gradients are averaged asynchronously."""
+    """``horovodrun`` or ``mpirun`` starts the processes; gradients are averaged asynchronously."""
 
     strategy_name, nickname = "horovod", "horovod"
 
 
 class TPUAccelerator(Accelerator):
-    """One process per TPU core, by ``torch_xla``."""
+    """One process per TPU core, with ``torch_xla``."""
 
     hardware, strategy_name = "tpu", "xla"

@@ -1,4 +1,4 @@
-"""Plugins of the 1.1 generation: the plugins that wrap the model in DDP, and two for mixed precision."""
+"""Plugins of Lightning 1.1: two that wrap the model in DDP, and two for mixed precision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DDPPlugin(OfAccelerator):
         self._ddp_kwargs: dict[str, Any] = {"find_unused_parameters": True, **kwargs}
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the present Trainer's arguments for this plugin, when it is passed alone in ``plugins=``."""
+        """Return the arguments of drivetrain's Trainer for this plugin, if no accelerator is passed with it."""
         return named.DDPAccelerator(ddp_plugin=self).as_settings()
 
     def configure_ddp(self, model: Any, device_ids: list[int] | None) -> Any:
@@ -63,9 +63,9 @@ class NativeAMPPlugin:
         self.trainer = trainer
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the present Trainer's arguments for this plugin."""
+        """Return the arguments of drivetrain's Trainer for this plugin."""
         return {"precision": self.precision}
 
 
 class ApexPlugin(NativeAMPPlugin):
-    """Formerly NVIDIA's Apex; now torch's own automatic mixed precision is used."""
+    """Used NVIDIA's Apex in Lightning 1.1, and uses torch's own automatic mixed precision here."""

@@ -1,4 +1,4 @@
-"""Results of a step in the 1.0 and 1.1 generations: a loss, and values to log with their options."""
+"""Results of a step in Lightning 1.0 and 1.1: a loss, and values to log with their options."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _GONE = ("tbptt_reduce_fx", "tbptt_pad_token", "sync_fn", "dataloader_idx")
 
 
 class Result(dict[str, Any]):
-    """A dictionary with its items as attributes; :meth:`log` marks items to be logged.
+    """A dictionary whose items are also attributes; items that :meth:`log` adds will be logged.
 
     Args:
-        minimize: the loss; ``None``: not a training step, or manual optimization.
-        early_stop_on, checkpoint_on: logged under these names, for callbacks.
+        minimize: the loss; ``None`` in other steps than the training step, and with manual optimization.
+        early_stop_on, checkpoint_on: values that are logged under these names for callbacks, not for loggers.
         hiddens: the hidden state of a part of a sequence, for the next part.
     """
 
@@ -46,7 +46,7 @@ class Result(dict[str, Any]):
         self["loss" if name == "minimize" else name] = value
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Store ``value``, and log it like the module's ``self.log(name, value, ...)``."""
+        """Store ``value``, to be logged later as by the module's ``self.log(name, value, ...)``."""
         self[name] = value.detach() if isinstance(value, Tensor) else value
         order = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx")
         given = {**dict(zip(order, args, strict=False)), **options}
@@ -59,7 +59,7 @@ class Result(dict[str, Any]):
             self.log(name, value, *args, **options)
 
     def logged_by(self, module: Any) -> dict[str, Any]:
-        """Log the values with ``module``, and return all items as a plain dictionary."""
+        """Log the marked values with ``module.log``, and return all items as a plain dictionary."""
         what = f"{type(module).__name__} returns {type(self).__name__} objects, which"
         warn_deprecated(what, "self.log(name, value), and return the loss", once_for=module)
         for name, options in self._options.items():
@@ -68,7 +68,7 @@ class Result(dict[str, Any]):
 
     @classmethod
     def of_epoch(cls, outputs: Sequence[dict[str, Any]]) -> Result:
-        """Combine the outputs of an epoch's steps: for each name, a tensor of all values, or a list."""
+        """Combine the outputs of an epoch's steps: each name gets a tensor or a list with all steps' values."""
         found = cls()
         for name in outputs[0] if outputs else ():
             values = [each[name] for each in outputs if name in each]

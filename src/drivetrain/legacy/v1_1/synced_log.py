@@ -1,4 +1,4 @@
-"""``self.log(sync_dist=True)`` through an accelerator's ``sync_tensor``, for the 1.1 generation."""
+"""Lets ``self.log(sync_dist=True)`` reduce values with an accelerator's ``sync_tensor``, as in Lightning 1.1."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 from drivetrain.module.module import LightningModule
 
-# the options of self.log, after self, name and value
+# the parameters of self.log after self, name and value
 _OPTIONS = list(inspect.signature(LightningModule.log).parameters)[3:]
 
 
 def log_through(accelerator: Any, module: Any) -> Callable[..., None]:
-    """Return ``module.log`` for a run whose accelerator overrides ``sync_tensor``.
+    """Return a replacement of ``module.log``, for a run whose accelerator overrides ``sync_tensor``.
 
-    With ``sync_dist=True`` it logs the result of ``sync_tensor``, on every rank. Metric objects exchange their own
-    states, as usual.
+    With ``sync_dist=True``, the replacement logs the result of ``sync_tensor``, on every rank. Metric objects exchange
+    their own states instead, as always.
     """
     usual = module.log
 

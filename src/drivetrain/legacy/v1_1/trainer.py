@@ -1,4 +1,4 @@
-"""The Trainer of the 1.1 generation: its flags, methods and properties, on the present Trainer."""
+"""The Trainer of Lightning 1.1: its flags, methods and properties, on drivetrain's Trainer."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from drivetrain.legacy.v1_3.trainer import FlaggedTrainer, signature_of
 
 
 class Trainer(FlaggedTrainer):
-    """The present Trainer with the flags of the 1.1 generation; a warning for each deprecated flag names its
-    replacement.
+    """drivetrain's Trainer with the flags of Lightning 1.1; a warning for each deprecated flag names its replacement.
 
-    Omitted flags have the defaults of that generation. Present arguments work too.
+    Omitted flags have the defaults of Lightning 1.1. drivetrain's arguments are accepted, too.
     """
 
     flags_of_that_time = flags.FLAGS
@@ -48,8 +47,8 @@ class Trainer(FlaggedTrainer):
         return self.strategy.facts.is_distributed or self.distributed_backend == "dp"
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the loop that :meth:`fit` has started, for an accelerator's ``train``; the next two methods do the
-        same.
+        """Run the loop that :meth:`fit` has started. An accelerator's ``train`` calls this method or one of the next
+        two.
         """
         return self.accelerator_backend.train_or_test()
 

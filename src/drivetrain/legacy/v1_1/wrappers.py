@@ -1,4 +1,4 @@
-"""``trainer.model`` in the 1.1 generation: the module's wrapper, which also runs the module's steps."""
+"""``trainer.model`` as in Lightning 1.1: a wrapper around the module that also runs the module's steps."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _STEPS = ("training_step", "validation_step", "test_step")
 
 
 class _RunsSteps:
-    """Mixin for a wrapper's class: in a step of the accelerator, calling the wrapper runs that step of the module.
+    """Mixin for a wrapper's class. While an accelerator runs a step, calling the wrapper runs the module's step.
 
-    It also has the module's steps as methods. Both go through the wrapper, as a forward pass.
+    The wrapper also has the module's steps as methods. Either way, the wrapper runs the step as its forward pass.
     """
 
     strategy_of_run: Any
@@ -31,7 +31,7 @@ class _RunsSteps:
 
 
 class Plain(nn.Module):
-    """A wrapper that only calls the module."""
+    """A wrapper whose forward pass is the module's."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -42,7 +42,9 @@ class Plain(nn.Module):
 
 
 def that_runs_steps(wrapped: nn.Module, module: nn.Module, strategy: Any) -> nn.Module:
-    """Return ``wrapped``, extended to run the steps of ``module``; if it is the module itself, wrap it first."""
+    """Return the wrapper ``wrapped``, extended to run the steps of ``module``; if it is ``module``, return a new
+    wrapper.
+    """
     if wrapped is module:
         wrapped = Plain(module)
     wrapper: Any = type(wrapped)

@@ -1,4 +1,4 @@
-"""The API of the 1.3 generation: accelerators composed of two plugins, on the present Trainer."""
+"""The API of Lightning 1.3, in which an accelerator consists of two plugins, on drivetrain's Trainer."""
 
 from drivetrain.base.lazy import public
 

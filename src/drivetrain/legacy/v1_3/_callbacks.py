@@ -1,4 +1,4 @@
-"""Callbacks whose arguments had other names or defaults in the 1.3 generation."""
+"""Callbacks whose arguments had other names or defaults in Lightning 1.3."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from drivetrain.legacy.v1_3.module import Callback
 
 
 class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
-    """The present ModelCheckpoint with the further arguments ``every_n_val_epochs`` and ``period``.
+    """drivetrain's ModelCheckpoint, which also accepts ``every_n_val_epochs`` and ``period``.
 
-    Without ``monitor``, it monitors "val_loss" from the first save after that was logged.
+    Without ``monitor``, the callback monitors "val_loss", from its first save after "val_loss" was logged.
 
     Args:
-        save_top_k: ``None``: only one checkpoint.
+        save_top_k: the number of checkpoints to keep; ``None``: one.
         every_n_val_epochs, period: now ``every_n_epochs``.
-        kwargs: present arguments.
+        kwargs: further arguments of drivetrain's class.
     """
 
     watched_by_default: ClassVar[tuple[str, ...]] = ("val_loss",)
@@ -53,7 +53,7 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
         )  # fmt: skip
         self._key = super().state_key
 
-    state_key = reads("_key")  # the key comes from the ``monitor`` argument, whichever name is monitored now
+    state_key = reads("_key")  # has the constructor's ``monitor``, also if another name is monitored later
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.monitor = self.monitor or state_dict.get("monitor")
@@ -69,7 +69,9 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
         return metrics
 
     def format_checkpoint_name(self, *args: Any, **kwargs: Any) -> str:
-        """Return the path; earlier signatures have epoch and step before the metrics, and ``ver`` after them."""
+        """Return the path. As in earlier signatures, epoch and step may come before the metrics, and ``ver`` after
+        them.
+        """
         counts = dict(zip(("epoch", "step"), takewhile(lambda value: isinstance(value, int), args), strict=False))
         given = dict(zip(("metrics", "filename", "ver"), args[len(counts) :], strict=False))
         if isinstance(given.get("filename"), int):
@@ -81,9 +83,9 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
 
 
 class EarlyStopping(drivetrain.callbacks.EarlyStopping):
-    """The present EarlyStopping, which monitors "early_stop_on" by default; lower values are better.
+    """drivetrain's EarlyStopping; by default it monitors "early_stop_on", of which lower values are better.
 
-    Args: as for the present class.
+    Args: as for drivetrain's class.
     """
 
     def __init__(
@@ -94,11 +96,11 @@ class EarlyStopping(drivetrain.callbacks.EarlyStopping):
 
 
 class StochasticWeightAveraging(drivetrain.callbacks.StochasticWeightAveraging):
-    """The present StochasticWeightAveraging, with optional ``swa_lrs``.
+    """drivetrain's StochasticWeightAveraging, whose argument ``swa_lrs`` is optional here.
 
     Args:
-        swa_lrs: ``None``: the optimizer's learning rates when averaging begins.
-        kwargs: present arguments.
+        swa_lrs: the learning rates; ``None``: those that the optimizer has when averaging begins.
+        kwargs: further arguments of drivetrain's class.
     """
 
     def __init__(self, swa_epoch_start: int | float = 0.8, swa_lrs: Any = None, **kwargs: Any) -> None:
@@ -115,7 +117,7 @@ class LambdaCallback(Callback):
     """Calls a function for each given hook.
 
     Args:
-        functions: by the name of a hook of that generation, a function with that hook's arguments.
+        functions: for the name of a hook of Lightning 1.3, a function with that hook's arguments.
 
     Raises:
         UnknownArgumentError: the hook does not exist.
@@ -133,7 +135,7 @@ _HOOKS = sorted(name for name in dir(Callback) if name.startswith("on_") or name
 
 
 def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function`` as a method that is called with the present arguments."""
+    """Return a method for ``function``, to be called with the arguments that the hook has in drivetrain."""
 
     def method(self: Any, *args: Any) -> Any:
         return function(*args)
@@ -148,7 +150,7 @@ def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class GPUStatsMonitor(drivetrain.callbacks.DeviceStatsMonitor):
-    """The present DeviceStatsMonitor; its earlier arguments selected statistics, and now all are logged."""
+    """drivetrain's DeviceStatsMonitor, which logs all statistics; arguments that selected some of them are ignored."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         warn_deprecated("GPUStatsMonitor", "DeviceStatsMonitor()")

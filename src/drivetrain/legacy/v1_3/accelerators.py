@@ -1,4 +1,4 @@
-"""Accelerators of the 1.3 generation: an accelerator, a precision plugin and a training-type plugin."""
+"""Accelerators of Lightning 1.3, each of which consists of a precision plugin and a training-type plugin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from drivetrain.loops.progress import TrainerStatus
 
 
 def _runs(step: str, context: str) -> Any:
-    """Return the method ``step(step_kwargs)``, which runs the module's step of this name in the plugins' contexts."""
+    """Return a method ``step(step_kwargs)``, which runs the module's method ``step`` in the plugins' contexts."""
     return lambda self, step_kwargs: self._step(step, context, step_kwargs)
 
 
@@ -40,10 +40,10 @@ for _name in (
 
 
 class Accelerator(EarlierAccelerator, _OfPlugin):
-    """An accelerator of the 1.3 generation; the Trainer sets devices, ranks and cluster.
+    """An accelerator of Lightning 1.3; the Trainer sets its devices, its ranks and its cluster environment.
 
     Args:
-        precision_plugin: a plugin, a present precision, or its name.
+        precision_plugin: a plugin, a precision of drivetrain, or a precision's name.
         training_type_plugin: a plugin, or the name of a strategy.
     """
 
@@ -54,7 +54,7 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
 
     @property
     def strategy(self) -> Any:
-        """The present strategy, whose methods call this accelerator."""
+        """drivetrain's strategy, with methods that call this accelerator."""
         if self._strategy is None:
             plugin, precision = self.training_type_plugin, self.precision_plugin.today
             arguments = {**plugin.strategy_arguments(), "precision_plugin": precision}
@@ -62,13 +62,13 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
         return self._strategy
 
     def __getattr__(self, name: str) -> Any:
-        """Return other members of the present accelerator, such as ``supports_float64``."""
+        """Return a member of drivetrain's accelerator that this class lacks, such as ``supports_float64``."""
         if name.startswith("_") or "precision_plugin" not in self.__dict__ or self.strategy.accelerator is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
         return getattr(self.strategy.accelerator, name)
 
     def take_precision(self, given: Any) -> None:
-        """Use another plugin, or a plugin for a present precision."""
+        """Use another precision plugin; a precision of drivetrain gets a plugin around it."""
         self.precision_plugin = precision_plugin_of(given)
         self.precision_plugin.accelerator = self
 
@@ -78,7 +78,7 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
     # ---- facts of an accelerator -------------------------------------------------------------------------------------
 
     model = reads("training_type_plugin.model", writable=True)
-    """The model as it is wrapped."""
+    """The model, in its wrapper if it has one."""
     lightning_module = reads("training_type_plugin.lightning_module")
     """The user's module."""
     root_device = reads("training_type_plugin.root_device")
@@ -88,30 +88,30 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
     lr_schedulers = reads("strategy.lr_scheduler_configs", writable=True)
     """The configurations of the run's schedulers."""
     results = reads("training_type_plugin.results")
-    """What the last run returned."""
+    """The results of the last run."""
     setup_optimizers_in_pre_dispatch = reads("training_type_plugin.setup_optimizers_in_pre_dispatch")
-    """Whether optimizers are made after the model was wrapped."""
+    """Whether optimizers are created only after the model has been wrapped."""
     call_configure_sharded_model_hook = reads("training_type_plugin.call_configure_sharded_model_hook", writable=True)
-    """Whether ``configure_sharded_model`` is still to be called."""
+    """Whether ``configure_sharded_model`` has not been called yet."""
 
     def calls_sharded_hook(self, module: Any) -> bool:
-        """Whether to call ``configure_sharded_model`` of ``module``: only once per module."""
+        """Whether to call ``configure_sharded_model`` of ``module``, which is called only once for each module."""
         return self.call_configure_sharded_model_hook and getattr(module, "call_configure_sharded_model_hook", True)
 
     # ---- set-up, in the order of the calls ---------------------------------------------------------------------------
 
     def setup(self, trainer: Any, model: nn.Module) -> None:
-        """Set up the plugins and, unless they come later, the optimizers."""
+        """Set up the plugins and, unless :meth:`pre_dispatch` does it, the optimizers."""
         self.setup_training_type_plugin(model)
         if not self.setup_optimizers_in_pre_dispatch:
             self.setup_optimizers(trainer)
         self.strategy.setup_precision_plugin()
 
     setup_training_type_plugin = calls("training_type_plugin.setup")
-    """``setup_training_type_plugin(model)``: let the training-type plugin take the model."""
+    """``setup_training_type_plugin(model)``: set up the training-type plugin with the model."""
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Create the optimizers of a fit; a run without training has none."""
+        """Create the optimizers, if the run is a fit."""
         if trainer is None or trainer.progress.fn == "fit":
             self.training_type_plugin.init_optimizers(trainer, self.lightning_module)
 
@@ -122,14 +122,14 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
         self.strategy.usual.setup_precision_plugin()
 
     def connect_training_type_plugin(self, plugin: TrainingTypePlugin, model: nn.Module) -> None:
-        """Use ``plugin`` and set it up with ``model``."""
+        """Use ``plugin`` instead of the present training-type plugin, and set it up with ``model``."""
         self._warn_of_connecting("training_type_plugin", plugin)
         self.training_type_plugin = training_type_plugin_of(plugin)
         self.training_type_plugin.accelerator = self
         self.setup_training_type_plugin(model)
 
     def connect_precision_plugin(self, plugin: PrecisionPlugin) -> None:
-        """Use ``plugin`` and set it up."""
+        """Use ``plugin`` instead of the present precision plugin, and set it up."""
         self._warn_of_connecting("precision_plugin", plugin)
         self.take_precision(plugin)
         self.strategy.precision_plugin = self.precision_plugin.today
@@ -143,11 +143,11 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
     # ---- the run and its end -----------------------------------------------------------------------------------------
 
     def pre_dispatch(self, trainer: Any) -> None:
-        """Let the plugins prepare the run, with the optimizers' states on the device."""
+        """Let the plugins prepare the run, and move the optimizers' states to the device."""
         self.training_type_plugin.pre_dispatch()
         for optimizer in self.optimizers if self.root_device != HOST else ():
             if optimizer.state and not hasattr(optimizer, "consolidate_state_dict"):
-                optimizer.load_state_dict(optimizer.state_dict())  # moves each tensor to its parameter's device
+                optimizer.load_state_dict(optimizer.state_dict())  # this moves each tensor to its parameter's device
         if self.setup_optimizers_in_pre_dispatch:
             self.setup_optimizers(trainer)
         self.precision_plugin.pre_dispatch()
@@ -158,12 +158,12 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
         self.precision_plugin.dispatch(trainer)
 
     def post_dispatch(self, trainer: Any) -> None:
-        """Called when the loop has ended."""
+        """Called after the loop, in each process."""
         self.training_type_plugin.post_dispatch(trainer)
         self.precision_plugin.post_dispatch()
 
     def teardown(self) -> None:
-        """Wait for all ranks, unless this one has failed, and free the device."""
+        """Wait for all ranks, unless this rank has failed; then free the device."""
         trainer = self.strategy.trainer
         if trainer is None or trainer.progress.status is not TrainerStatus.INTERRUPTED:
             self.barrier("teardown")
@@ -172,7 +172,7 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
     # ---- a step: ``step_kwargs`` contains "batch", "batch_idx" and the step's further arguments ----------------------
 
     def to_device(self, step_kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return ``step_kwargs`` with its batch on the device; in a Trainer it is already there."""
+        """Return ``step_kwargs`` with its batch on the device. In a run of a Trainer, the batch is already there."""
         if self.strategy.driver.transfer is not None:
             return step_kwargs
         batch = self.batch_to_device(step_kwargs["batch"], self.root_device, step_kwargs.get("dataloader_idx"))
@@ -202,7 +202,7 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """Compute gradients; with ``should_accumulate``, they stay in this process. Return the loss."""
+        """Compute gradients; with ``should_accumulate``, processes do not exchange them. Return the loss."""
         plugin, parties = self.training_type_plugin, (optimizer, optimizer_idx)
         plugin.pre_backward(closure_loss, should_accumulate, *parties)
         module = self.lightning_module
@@ -229,11 +229,11 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
     def run_optimizer_step(
         self, optimizer: Optimizer, optimizer_idx: int, lambda_closure: Callable[[], Any] | None, **kwargs: Any
     ) -> Any:
-        """Step ``optimizer`` as the training-type plugin does."""
+        """Let the training-type plugin step ``optimizer``."""
         return self.training_type_plugin.optimizer_step(optimizer, lambda_closure, **kwargs)
 
     def optimizer_zero_grad(self, current_epoch: int, batch_idx: int, optimizer: Optimizer, opt_idx: int) -> None:
-        """Clear the gradients with the module's hook of this name."""
+        """Call the module's hook of this name, which clears the gradients."""
         self.lightning_module.optimizer_zero_grad(current_epoch, batch_idx, optimizer)
 
     def clip_gradients(
@@ -243,7 +243,7 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
         return self.precision_plugin.clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
 
     def on_train_start(self) -> None:
-        """Called after the callbacks' and the module's hook of this name, like the next two."""
+        """Called when the hooks of this name of the callbacks and the module have run; the next two methods, too."""
 
     def on_train_epoch_end(self, outputs: Any = None) -> None:
         """Called after a training epoch; an override may omit ``outputs``, which is ``None``."""

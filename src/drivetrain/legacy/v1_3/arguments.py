@@ -1,4 +1,4 @@
-"""Command-line options for a constructor's arguments, as in the 1.3 generation."""
+"""Command-line options for a constructor's arguments, as in Lightning 1.3."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drivetrain.module.loading import literal
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
-    """Return the constructor arguments of ``cls`` that an option can set, with their defaults."""
+    """Return the constructor arguments of ``cls`` that have defaults, with these defaults; options can set them."""
     own: dict[str, Any] = {}
     for each in reversed(cls.__mro__):
         init = vars(each).get("__init__")
@@ -24,7 +24,7 @@ def defaults_of(cls: type) -> dict[str, Any]:
 
 
 def add_argparse_args(cls: type, parent_parser: ArgumentParser) -> ArgumentParser:
-    """Return a parser with the options of ``parent_parser`` and one for each argument of ``cls``."""
+    """Return a parser with the options of ``parent_parser`` and an option for each constructor argument of ``cls``."""
     parser = ArgumentParser(parents=[parent_parser], add_help=False)
     known = {action.dest for action in parent_parser._actions}
     for name, default in defaults_of(cls).items():
@@ -36,9 +36,11 @@ def add_argparse_args(cls: type, parent_parser: ArgumentParser) -> ArgumentParse
 
 
 def from_argparse_args(cls: Any, args: Namespace | ArgumentParser, **kwargs: Any) -> Any:
-    """Return ``cls(...)`` with those of its arguments that ``args`` contains; ``kwargs`` take precedence."""
+    """Return ``cls(...)``, with ``kwargs`` and those constructor arguments that ``args`` contains and ``kwargs`` does
+    not.
+    """
     found = vars(args.parse_args() if isinstance(args, ArgumentParser) else args)
-    own = inspect.signature(cls.__init__).parameters  # arguments of base classes are not included
+    own = inspect.signature(cls.__init__).parameters  # without those that only constructors of base classes have
     return cls(**{**{name: found[name] for name in own if name in found}, **kwargs})
 
 
@@ -50,7 +52,7 @@ class FromCommandLine:
 
 
 def _value(text: str) -> Any:
-    """Return an option's value: a Python literal if possible."""
+    """Return the value that the text of an option means: a Python literal if possible."""
     words = {"true": True, "false": False, "none": None, "yes": True, "no": False}
     if text.lower() in words:
         return words[text.lower()]

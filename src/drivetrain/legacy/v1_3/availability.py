@@ -1,4 +1,4 @@
-"""Flags for importable optional packages, with the names of the 1.3 and of the 1.1 generation."""
+"""Flags that tell which optional packages can be imported, with their names in Lightning 1.3 and 1.1."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _module_available(path: str) -> bool:
 
 
 _BOLTS_AVAILABLE = _module_available("pl_bolts")
-_FAIRSCALE_PIPE_AVAILABLE = False  # there is no plugin for this package
+_FAIRSCALE_PIPE_AVAILABLE = False  # drivetrain has no plugin for this package
 _OMEGACONF_AVAILABLE = _module_available("omegaconf")
 _TORCHTEXT_AVAILABLE = _module_available("torchtext")
 _TORCHVISION_AVAILABLE = _module_available("torchvision")
@@ -25,5 +25,5 @@ APEX_AVAILABLE = True  # torch's own automatic mixed precision replaces Apex
 NATIVE_AMP_AVAILABLE = True
 HOROVOD_AVAILABLE = True  # without the package, torch.distributed is used
 HYDRA_AVAILABLE = _module_available("hydra")
-FAIRSCALE_AVAILABLE = False  # there are no plugins for this package
+FAIRSCALE_AVAILABLE = False  # drivetrain has no plugins for this package
 TPU_AVAILABLE = XLA_AVAILABLE = _module_available("torch_xla")

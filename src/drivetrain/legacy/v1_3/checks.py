@@ -1,4 +1,4 @@
-"""Callbacks for flags of the 1.3 generation that are now a few lines of user code."""
+"""Callbacks that do the work of the Trainer's flags ``track_grad_norm`` and ``terminate_on_nan`` in Lightning 1.3."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from drivetrain.legacy.v1_3.helpers import grad_norm
 
 
 class GradientNorms(Callback):
-    """Logs the norm of each parameter's gradient: ``track_grad_norm``.
+    """Logs the norm of each parameter's gradient, for the flag ``track_grad_norm``.
 
     Args:
-        norm_type: which norm; ``inf`` is the largest element.
+        norm_type: the order of the norm, such as 2; ``inf`` is the largest element.
     """
 
     def __init__(self, norm_type: float | str) -> None:
@@ -25,8 +25,8 @@ class GradientNorms(Callback):
 
 
 class StopsOnNaN(Callback):
-    """Raises an error when the loss or a parameter is not finite: ``terminate_on_nan``. It synchronises with the
-    device.
+    """Raises an error when the loss or a parameter is not finite, for the flag ``terminate_on_nan``. Each check waits
+    for the device.
     """
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -1,4 +1,4 @@
-"""LightningCLI of the 1.3 generation: without subcommands; the command line runs a fit immediately."""
+"""LightningCLI of Lightning 1.3, which has no subcommands: creating it parses the command line and runs a fit."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from drivetrain.legacy.v1_3.trainer import Trainer
 
 
 class LightningCLI(drivetrain.cli.LightningCLI):
-    """Creates model, data module and trainer from ``--model.lr=0.1 --trainer.gpus=1``, and fits.
+    """Creates the model, the data module and the Trainer from options such as ``--model.lr=0.1``, and runs a fit.
 
     Args:
         model_class, datamodule_class, save_config_callback, trainer_class, trainer_defaults, seed_everything_default:
-            as for the present LightningCLI; the Trainer is of this generation.
-        kwargs: further arguments of the present class. ``description``, ``env_prefix`` and ``env_parse`` are passed to
+            as for drivetrain's LightningCLI; the Trainer is Lightning 1.3's.
+        kwargs: further arguments of drivetrain's class. ``description``, ``env_prefix`` and ``env_parse`` are passed to
             the parser.
     """
 
@@ -52,7 +52,7 @@ class LightningCLI(drivetrain.cli.LightningCLI):
             self.fit_kwargs["datamodule"] = self.datamodule
 
     def before_fit(self) -> None:
-        """Called when everything is created and nothing has run."""
+        """Called before the fit, when the objects have been created."""
 
     def fit(self) -> None:
         """Train."""

@@ -1,4 +1,4 @@
-"""LightningDataModule of the 1.3 generation."""
+"""LightningDataModule of Lightning 1.3."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _STAGES = ("fit", "validate", "test", "predict")
 
 
 class _DoneOnce(drivetrain.module.datamodule.LightningDataModule):
-    """``prepare_data``, and ``setup`` and ``teardown`` for each stage, run once per data module.
+    """Runs ``prepare_data`` once per data module, and ``setup`` and ``teardown`` once for each stage.
 
-    The Trainer therefore does not repeat a random split that the program has already made. ``has_prepared_data``,
-    ``has_setup_fit``, ``has_teardown_test`` and so on tell what has run.
+    If the program has called ``setup`` and made a random split there, the Trainer therefore does not split again.
+    ``has_prepared_data``, ``has_setup_fit``, ``has_teardown_test`` and so on tell what has run.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -40,7 +40,7 @@ for _hook in ("setup", "teardown"):
 
 
 def _once(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the hook ``name``, which calls ``method`` unless it was already called for the same stage.
+    """Return a hook that calls ``method``, unless ``method`` was already called for the same stage.
 
     A call without a stage counts for fit, validate and test. Calls of ``super()`` inside the hook are not skipped.
     """
@@ -69,11 +69,11 @@ def _once(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class LightningDataModule(FromCommandLine, _DoneOnce):
-    """The present LightningDataModule, with the constructor arguments of that generation, and command-line options.
+    """drivetrain's LightningDataModule with the constructor arguments of Lightning 1.3, which options can set.
 
     Args:
         train_transforms, val_transforms, test_transforms: stored for the user's own loaders.
-        dims: the shape of a sample, stored for the user's own model; ``None``: the class's attribute, if any.
+        dims: the shape of a sample, stored for the user's own model; ``None``: the value of the class attribute.
     """
 
     train_transforms: Any = None
@@ -94,10 +94,10 @@ class LightningDataModule(FromCommandLine, _DoneOnce):
         hooks.adapt(cls, {name: hooks.OF_MODULES[name] for name in ("transfer_batch_to_device",)})
 
     def setup(self, stage: str | None = None) -> None:
-        """Create datasets for ``stage``; ``None``: for all of them."""
+        """Create datasets for ``stage``; ``None``: for all stages."""
 
     def teardown(self, stage: str | None = None) -> None:
-        """Called when ``stage`` has ended; ``None``: all of them."""
+        """Called when ``stage`` has ended; ``None``: all stages have."""
 
     def size(self, dim: int | None = None) -> Any:
         """Return the shape of a sample, or one dimension of it."""

@@ -1,4 +1,6 @@
-"""Default hooks of the 1.x generations for calls of ``super()``, if the user has not defined them."""
+"""Hooks of Lightning 1.x that drivetrain lacks or calls with other arguments: as defaults they do nothing, so that
+overrides may call ``super()``.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,10 @@ from typing import Any
 
 
 class Default:
-    """A hook that does nothing, whatever its arguments; the present Trainer treats it as its own default, without cost.
+    """A hook that does nothing, whatever its arguments. drivetrain's Trainer takes this hook for its own default.
 
     Args:
-        today: the present base class; a hook that it lacks counts as absent.
+        today: drivetrain's base class, whose method of this name, if there is one, the hook stands for.
         name: the hook.
     """
 
@@ -33,6 +35,6 @@ def set_defaults(cls: type, today: type, names: Iterable[str]) -> None:
 
 
 def hook_of(party: Any, name: str) -> Any:
-    """Return the hook of this name of a module or a callback; ``None`` if the user has not defined it."""
+    """Return the hook ``name`` of a module or a callback; ``None`` if the user has not defined the hook."""
     hook = getattr(party, name, None)
     return None if isinstance(hook, Default) or not callable(hook) else hook

@@ -1,4 +1,4 @@
-"""The callback that calls removed hooks of earlier generations at the end of epochs, with the outputs."""
+"""The callback that calls hooks of Lightning 1.x that drivetrain lacks, such as ``training_epoch_end``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from drivetrain.legacy.v1_3.defaults import hook_of
 class EpochEnds(Callback):
     """Collects the outputs of steps for a module with ``training_epoch_end`` or a similar hook.
 
-    These run before the callbacks' ``on_train_epoch_end`` and ``on_validation_epoch_end``, which see their logged
-    values.
+    These hooks run before the callbacks' ``on_train_epoch_end`` and ``on_validation_epoch_end``, so that callbacks see
+    the values that the hooks log.
 
     Args:
-        in_evaluation: whether to call ``on_epoch_start`` and ``on_epoch_end`` in evaluations, too.
+        in_evaluation: whether to call ``on_epoch_start`` and ``on_epoch_end`` also in evaluations.
     """
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -40,7 +40,7 @@ class EpochEnds(Callback):
         call_all(trainer, "on_epoch_start")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        # earlier Trainers count one step per window, however many steps the optimizers make in it
+        # Lightning 1.x counts one step per accumulation window, however many steps the optimizers make in the window
         if trainer.validates_last and trainer.current_run.window.batches_done == 0:
             trainer.progress.count_once()
         takes_outputs = getattr(pl_module.on_train_epoch_end, "takes_outputs", False)
@@ -54,10 +54,10 @@ class EpochEnds(Callback):
         if outputs and isinstance(outputs[0], list):  # the outputs have one list per optimizer
             outputs = [[each for each in column if each is not None] for column in zip(*outputs, strict=True)]
         outputs = [each for each in outputs if each is not None]
-        vars(pl_module)["_outputs_of_epoch"] = outputs  # kept for an on_train_epoch_end that accepts the outputs
+        vars(pl_module)["_outputs_of_epoch"] = outputs  # for an on_train_epoch_end with the parameter ``outputs``
         outputs = trainer.strategy.epoch_outputs("training_step", outputs)
         _log(pl_module, _call(pl_module, "training_epoch_end", outputs))
-        if not self._in_evaluation:  # otherwise this hook is called last
+        if not self._in_evaluation:  # otherwise the strategy calls it after the other hooks
             call_all(trainer, "on_epoch_end")
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -73,7 +73,7 @@ class EpochEnds(Callback):
         if hook_of(pl_module, f"{_stage(trainer)}_epoch_end") and outputs is not None:
             self._evaluation.setdefault(dataloader_idx, []).append(outputs)
         elif _takes_dictionaries(pl_module):
-            self._last = outputs  # the output of a step whose dictionary is logged at the end of the evaluation
+            self._last = outputs  # a dictionary, logged at the end of the evaluation
 
     on_test_batch_end = on_validation_batch_end
 
@@ -95,13 +95,13 @@ def _stage(trainer: Any) -> str:
 
 
 def call_all(trainer: Any, name: str) -> None:
-    """Call a hook of that generation, first the callbacks', then the module's."""
+    """Call a hook of Lightning 1.x, first the callbacks', then the module's."""
     _call_callbacks(trainer, name)
     _call(trainer.lightning_module, name)
 
 
 def _call_callbacks(trainer: Any, name: str) -> None:
-    """Call a hook that modules did not have."""
+    """Call a hook of Lightning 1.x of each callback."""
     for callback in trainer.callbacks:
         _call(callback, name, trainer, trainer.lightning_module)
 
@@ -119,7 +119,9 @@ def _log(module: Any, returned: Any) -> None:
 
 
 def log_dictionaries(module: Any, returned: Mapping[str, Any]) -> None:
-    """Log a result's entries "log" and "progress_bar"; in 1.1, also other numbers, for callbacks."""
+    """Log the entries "log" and "progress_bar" of a step's result; in Lightning 1.1, also log other numbers for
+    callbacks.
+    """
     logged, shown = returned.get("log") or {}, returned.get("progress_bar") or {}
     if logged or shown:
         what = f"{type(module).__name__} returns a dictionary with 'log' or 'progress_bar', which"

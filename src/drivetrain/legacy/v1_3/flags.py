@@ -1,4 +1,4 @@
-"""The Trainer's flags of the 1.3 generation, converted to present arguments, each with a warning that names the
+"""Converts the flags of Lightning 1.3's Trainer to arguments of drivetrain's; for each flag, a warning names the
 replacement.
 """
 
@@ -40,19 +40,19 @@ FLAGS: dict[str, Any] = {
     "amp_backend": "native", "amp_level": "O2", "distributed_backend": None, "move_metrics_to_cpu": False,
     "multiple_trainloader_mode": "max_size_cycle", "stochastic_weight_avg": False,
 }  # fmt: skip
-"""The flags of the Trainer of that time, with their defaults."""
+"""The flags of Lightning 1.3's Trainer, with their defaults."""
 
 PRESENT = frozenset(field.name for field in dataclasses.fields(Settings))
-"""The present arguments."""
+"""The arguments of drivetrain's Trainer."""
 
 _CONVERTED = frozenset({
     "accelerator", "accumulate_grad_batches", "callbacks", "gradient_clip_algorithm", "gradient_clip_val", "max_steps",
     "plugins", "precision",
 })  # fmt: skip
-"""Flags with the name of a present argument, but another meaning, default or type of value."""
+"""Flags with the name of an argument of drivetrain's Trainer, but another meaning, default or type of value."""
 
 NEW_SPELLING = TODAY["flags"]
-"""What a message says to write in place of a flag."""
+"""For each flag, what a message says to write instead."""
 
 NO_EFFECT = {"flush_logs_every_n_steps": "the loggers flush by themselves", "move_metrics_to_cpu": "they always are"}
 _OFF: tuple[Any, ...] = (None, 0, "0", [], "")
@@ -67,11 +67,12 @@ TUNER = ("auto_lr_find", "auto_scale_batch_size")
 def translated(
     given: Mapping[str, Any], hardware: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """Convert the earlier flags in ``given`` to present arguments; other arguments are already present ones.
+    """Convert the flags of Lightning 1.3 in ``given`` to arguments of drivetrain; other arguments are kept.
 
     Args:
         given: the arguments by name.
-        hardware: returns the accelerator and the devices from all flags; ``None``: the function of the 1.3 generation.
+        hardware: a function from all flags to the arguments for accelerator and devices; ``None``: that for Lightning
+            1.3.
 
     Raises:
         ConfigurationError: a flag has an invalid value.
@@ -112,7 +113,7 @@ def translated(
 
 
 def as_list(given: Any) -> list[Any]:
-    """Return the items of a flag that is one item, several, or ``None``."""
+    """Return a list of the items of a flag, whose value is one item, several items, or ``None``."""
     return list(given) if isinstance(given, (list, tuple)) else [given] if given else []
 
 
@@ -133,12 +134,12 @@ def _callbacks(flags: Mapping[str, Any]) -> list[Any]:
 
 
 def is_backend(given: Any) -> bool:
-    """Whether a value of ``accelerator=`` names a backend, now called a strategy."""
+    """Whether a value of ``accelerator=`` names what is called a strategy today."""
     return isinstance(given, str) and (given == "ddp_cpu" or given in PLUGINS or given in StrategyRegistry)
 
 
 def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the accelerator, the devices and the remaining ``plugins``."""
+    """Return drivetrain's arguments for the accelerator and the devices, and the remaining ``plugins``."""
     given = flags["distributed_backend"] or flags["accelerator"]
     plugins = as_list(flags["plugins"])
     named = [each for each in plugins if is_backend(each)]
@@ -175,7 +176,7 @@ def _devices(flags: Mapping[str, Any], given: Any) -> tuple[type[Accelerator], d
 
 
 def precision_of(flags: Mapping[str, Any]) -> Any:
-    """Return the precision of the flags: a present one, or a plugin."""
+    """Return the precision that the flags choose: the name of a precision of drivetrain, or a plugin."""
     bits = flags["precision"]
     if str(bits) == "16" and flags["amp_backend"] == "apex":
         return ApexMixedPrecisionPlugin(flags["amp_level"])
@@ -195,12 +196,12 @@ def _backend(given: Any, hardware: type[Accelerator], devices: Mapping[str, Any]
 
 
 def is_one(devices: Any) -> bool:
-    """Whether the present ``devices`` mean a single device, as far as this is known."""
+    """Whether drivetrain's argument ``devices`` means a single device; "auto" is taken as one."""
     return (isinstance(devices, (list, tuple)) and len(devices) == 1) or devices in (1, "1", "auto")
 
 
 def _gpus(given: Any) -> Any:
-    """Return the present ``devices`` for ``gpus``, whose string form contained indices, even for a single number."""
+    """Return drivetrain's argument ``devices`` for the flag ``gpus``. A string such as "3" contains indices of GPUs."""
     if not isinstance(given, str) or given.strip() in ("", "-1"):
         return -1 if given == "-1" else given
     return [int(index) for index in given.split(",") if index.strip()]
@@ -210,7 +211,7 @@ def _gpus(given: Any) -> Any:
 
 
 def spelling_of(name: str, value: str, is_off: bool = False) -> str:
-    """Return the replacement of a flag with this value, as text; "off" has its own replacement."""
+    """Return the text that replaces a flag with this value; with ``is_off``, some flags have another replacement."""
     if is_off and name in _INSTEAD_OF_OFF:
         return _INSTEAD_OF_OFF[name]
     return NEW_SPELLING[name].format(value=value)
@@ -224,7 +225,7 @@ def is_off(value: Any) -> bool:
 def is_default(name: str, value: Any) -> bool:
     """Whether a flag has its default value and can be left out.
 
-    As a number of batches, 1 differs from 1.0, which means all of them.
+    For numbers of batches, 1 is not the default 1.0, because 1.0 means all batches.
     """
     if name not in FLAGS or (type(value) is int and type(FLAGS[name]) is float):
         return False

@@ -27,7 +27,7 @@ class DeviceType(LightningEnum):
 
 
 class DistributedType(LightningEnum):
-    """The names of ``accelerator=`` and ``distributed_backend=``."""
+    """The strategies' names, as in ``accelerator=`` and ``distributed_backend=``."""
 
     DP = "dp"
     DDP = "ddp"
@@ -70,7 +70,7 @@ def apply_to_collection(
 
 
 def grad_norm(module: Any, norm_type: float | int | str) -> dict[str, float]:
-    """Return the norm of each parameter's gradient and the total norm, rounded as in 1.3. It synchronises with the
+    """Return the norm of each parameter's gradient and the total norm, rounded as in Lightning 1.3; this waits for the
     device.
     """
     norms = drivetrain.compat.parameters.grad_norm(module, norm_type, group_separator="_")
@@ -78,11 +78,11 @@ def grad_norm(module: Any, norm_type: float | int | str) -> dict[str, float]:
 
 
 class ModelSummary(drivetrain.compat.model_summary.ModelSummary):
-    """The present ModelSummary, with ``mode`` instead of ``max_depth``.
+    """drivetrain's ModelSummary, with the argument ``mode`` instead of ``max_depth``.
 
     Args:
         model: any module.
-        mode: "top" for its children, "full" for all submodules.
+        mode: "top" for the model's children, "full" for all submodules.
 
     Raises:
         ConfigurationError: the mode is unknown.

@@ -1,4 +1,4 @@
-"""Hooks with the arguments of the 1.3 generation, called by the present Trainer with the present arguments."""
+"""Wraps hooks that a program defines with the arguments of Lightning 1.3, because drivetrain passes other arguments."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ OF_MODULES: dict[str, tuple[str, str]] = {
         for moment, first in (("start", ""), ("end", "outputs "))
     },
 }
-"""By hook of a module: the arguments that it gets today, and those that it got then, in order."""
+"""For each hook of a module: the arguments that drivetrain passes, and those that Lightning 1.3 passed, in order."""
 
 OF_CALLBACKS: dict[str, tuple[str, str]] = {
     name: (f"trainer pl_module {today}".strip(), f"trainer pl_module {then}".strip())
     for name, (today, then) in OF_MODULES.items()
     if name.startswith("on_")
 }
-"""The same for callbacks."""
+"""For each hook of a callback: the arguments that drivetrain passes, and those that Lightning 1.3 passed, in order."""
 
 GONE = TODAY["hooks"]
-"""Hooks of modules and callbacks that are not called any more, and what to write."""
+"""Hooks of modules and callbacks that drivetrain does not call, each with what to write instead."""
 
 GONE_FROM_CALLBACKS = (
     *(name for name in GONE if name.startswith("on_")), "on_configure_sharded_model",
@@ -49,12 +49,12 @@ GONE_FROM_MODULES = (
     *(name for name in GONE if name.startswith(("on_epoch", "on_pretrain")) or name.endswith("_epoch_end")),
     "training_step_end", "validation_step_end", "test_step_end", "configure_sharded_model",
 )  # fmt: skip
-"""Default hooks of that time, which programs call with ``super()``."""
+"""Hooks of Lightning 1.3 that get defaults, because programs call them with ``super()``."""
 
 
 def adapt(cls: type, hooks: Mapping[str, tuple[str, str]]) -> None:
-    """Wrap the hooks that ``cls`` itself defines with earlier arguments, so that they can be called with the present
-    ones.
+    """Wrap the hooks that ``cls`` itself defines with Lightning 1.3's arguments, so that drivetrain can call them with
+    its own.
     """
     for name in hooks:
         if inspect.isfunction(method := vars(cls).get(name)):
@@ -62,7 +62,9 @@ def adapt(cls: type, hooks: Mapping[str, tuple[str, str]]) -> None:
 
 
 def adapted(method: Callable[..., Any], today: str, then: str) -> Callable[..., Any]:
-    """Return ``method``, or a function that calls it with the earlier arguments; its first parameter is ``self``."""
+    """Return ``method``; if it has the arguments ``then``, return a function with the arguments ``today`` that calls
+    it.
+    """
     if _is_of_that_time(method, today.split(), then.split()):
         return _adapted(method, today.split(), then.split())
     return method
@@ -82,7 +84,7 @@ def _adapted(method: Callable[..., Any], today: list[str], then: list[str]) -> C
 
     @functools.wraps(method)
     def called_today(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if len(args) > len(today):  # called by a subclass with the earlier arguments
+        if len(args) > len(today):  # a subclass has called it with Lightning 1.3's arguments
             return method(self, *args, **kwargs)
         values: dict[str, Any] = {"dataloader_idx": 0, "on_tpu": False, "using_native_amp": False, "using_lbfgs": False}
         module = args[1] if today[:2] == ["trainer", "pl_module"] else self
@@ -100,7 +102,7 @@ def _adapted(method: Callable[..., Any], today: list[str], then: list[str]) -> C
 
 
 _STATES = "states_of_callbacks"
-"""The checkpoint key of the states of such callbacks."""
+"""The key in a checkpoint for the states that callbacks return from ``on_save_checkpoint``."""
 
 
 def adapt_states(cls: type) -> None:

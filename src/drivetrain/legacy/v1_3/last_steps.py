@@ -1,4 +1,4 @@
-"""In Lightning 1.x, a name logged per step and per epoch has the value of the last step when the epoch ends."""
+"""Logs as Lightning 1.x: a name that is logged per step and per epoch has the last step's value when the epoch ends."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _NO_NUMBERS = ("log", "progress_bar", "hiddens")
 
 
 class LastSteps(Logbook):
-    """The present Logbook, in which ``loss`` is the last step's value at the epoch's end; ``loss_epoch`` is the mean.
+    """drivetrain's Logbook, but at the end of an epoch ``loss``, for example, is the last step's value, not the mean.
 
-    The value of a metric object is its computed value, as in the present Logbook.
+    ``loss_epoch`` is the mean. For metric objects, ``loss`` is the computed value, as in drivetrain's Logbook.
 
     Args:
         sum_dtype: as for Logbook.
-        takes_dictionaries: callbacks see the numbers that steps and ``*_epoch_end`` return, as in 1.1.
+        takes_dictionaries: whether callbacks see the numbers that steps and ``*_epoch_end`` hooks return, as in
+            Lightning 1.1.
     """
 
     def __init__(self, sum_dtype: torch.dtype, takes_dictionaries: bool = False) -> None:
@@ -51,7 +52,7 @@ class LastSteps(Logbook):
         for entry in both:
             newest = self._newest(entry)
             if not self.epoch_done and before[entry.name] is None:
-                metrics.pop(entry.name, None)  # there is no such value before the first epoch has ended
+                metrics.pop(entry.name, None)  # the last step's value exists only after an epoch has ended
             elif not self.epoch_done:
                 metrics[entry.name] = before[entry.name]
             elif newest is not None:
@@ -64,7 +65,7 @@ def _is_number(value: Any) -> bool:
 
 
 def with_last_steps(results: Sequence[Any], metrics: dict[str, Any]) -> list[Any]:
-    """Return an evaluation's results with the last step's value beside the epoch's, as in 1.x."""
+    """Return an evaluation's results with the last step's values beside the epoch's, as in Lightning 1.x."""
     found = []
     for result in results:
         names = [(name, name.replace("_epoch/dataloader_idx_", "/dataloader_idx_", 1)) for name in result]

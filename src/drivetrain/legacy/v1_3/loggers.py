@@ -1,4 +1,4 @@
-"""Several loggers as one: ``trainer.logger`` for a Trainer with a list of loggers."""
+"""The object that ``trainer.logger`` is for a Trainer with several loggers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _calls_each(name: str) -> Any:
 
 
 class LoggerCollection(Logger):
-    """Passes every call on to each of ``loggers``; ``logger[0]`` and iteration return them.
+    """Passes every call on to each of ``loggers``. Indexing and iterating this object give these loggers.
 
     Args:
         loggers: in order.
@@ -61,5 +61,5 @@ class LoggerCollection(Logger):
 
 
 def as_one(loggers: Sequence[Any]) -> Any:
-    """Return the logger, a collection of several, or ``None``."""
+    """Return the only logger, a collection of several loggers, or ``None`` if there are no loggers."""
     return LoggerCollection(loggers) if len(loggers) > 1 else next(iter(loggers), None)

@@ -1,4 +1,4 @@
-"""``pytorch_lightning.metrics``: the metrics of torchmetrics, their successor."""
+"""``pytorch_lightning.metrics``: the metrics of torchmetrics, which has succeeded this module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Accuracy(Metric):  # type: ignore[no-redef]
     """The fraction of correct predictions, without an argument for the task, as in 1.3.
 
     Args:
-        threshold: for predictions with two classes, given as one probability per sample.
+        threshold: the probability from which a sample counts as positive, if predictions are one probability per
+            sample.
         kwargs: for ``torchmetrics.Metric``.
     """
 
@@ -44,11 +45,12 @@ class Accuracy(Metric):  # type: ignore[no-redef]
 
 
 def with_task(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments for a classification metric with the task that ``num_classes`` implied.
+    """Return the arguments for a metric of torchmetrics, with the ``task`` that ``num_classes`` implied in Lightning
+    1.3.
 
-    One class implied the task "binary", several "multiclass". Without ``num_classes`` they are not changed.
+    One class implied the task "binary", several "multiclass". Without ``num_classes``, no task is added.
     """
-    if args and isinstance(args[0], str):  # a present call, with the task first
+    if args and isinstance(args[0], str):  # a call as in torchmetrics, with the task first
         args, kwargs = args[1:], {"task": args[0], **kwargs}
     given = {**dict(zip(("num_classes",), args, strict=False)), **kwargs}
     given = {name: value for name, value in given.items() if name != "compute_on_step"}
@@ -59,7 +61,7 @@ def with_task(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Classified:
-    """A metric that needs the number of classes instead of the task."""
+    """A metric of torchmetrics that needs only the number of classes, not the task."""
 
     today: Any
 
@@ -92,6 +94,6 @@ class Precision(_Classified):  # type: ignore[no-redef]
 
 
 class Recall(_Classified):  # type: ignore[no-redef]
-    """The fraction of a class's samples that were found."""
+    """The fraction of a class's samples that are predicted as this class."""
 
     today = torchmetrics.Recall

@@ -1,4 +1,4 @@
-"""LightningModule and Callback of the 1.3 generation."""
+"""LightningModule and Callback of Lightning 1.3."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from drivetrain.legacy.v1_3.loggers import as_one
 
 
 class LightningModule(drivetrain.module.module.LightningModule):
-    """The present LightningModule, with methods of that generation.
+    """drivetrain's LightningModule, with the methods of Lightning 1.3.
 
     Attributes:
-        truncated_bptt_steps: train on this many time steps of a batch at once; 0: on all.
+        truncated_bptt_steps: the number of time steps of a batch on which to train at once; 0: all.
     """
 
     _datamodule: Any = None
@@ -36,7 +36,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
 
     @property
     def datamodule(self) -> Any:
-        """The data module that was set here, otherwise the data module of the run."""
+        """The data module to which this property was set, otherwise the data module of the run."""
         return self._datamodule or (None if self._trainer is None else self._trainer.datamodule)
 
     @datamodule.setter
@@ -55,7 +55,9 @@ class LightningModule(drivetrain.module.module.LightningModule):
         return summary
 
     def write_prediction(self, name: str, value: Any, filename: str = "predictions.pt") -> None:
-        """Store the items of ``value``, a tensor or a list, as a column of a file that the evaluation's end writes."""
+        """Add the items of ``value``, a tensor or a list, to a column of a file that is written when the evaluation
+        ends.
+        """
         items = value.tolist() if isinstance(value, torch.Tensor) else value
         vars(self).setdefault("_predictions", {}).setdefault(filename, {}).setdefault(name, []).extend(items)
 
@@ -65,7 +67,8 @@ class LightningModule(drivetrain.module.module.LightningModule):
             self.write_prediction(name, value, filename)
 
     def save_predictions(self) -> None:
-        """Write the files of :meth:`write_prediction`, a dictionary per item: called at the end of an evaluation.
+        """Write the files of :meth:`write_prediction`, with a dictionary for each row. Called at the end of an
+        evaluation.
 
         Raises:
             ConfigurationError: the columns of a file have different lengths.
@@ -86,7 +89,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
     # ---- methods for steps, with earlier arguments -------------------------------------------------------------------
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Step ``optimizer`` with the closure, at any position of the arguments."""
+        """Step ``optimizer`` with the closure, which may be any of the further arguments."""
         closure: Callable[[], Any] | None = kwargs.get("optimizer_closure", next(filter(callable, args), None))
         optimizer.step(closure=closure)
 
@@ -99,12 +102,12 @@ class LightningModule(drivetrain.module.module.LightningModule):
         optimizer.zero_grad()
 
     def manual_backward(self, loss: Any, *args: Any, **kwargs: Any) -> None:
-        """Compute gradients; the earlier second argument, the optimizer, is ignored."""
+        """Compute gradients. An optimizer, which was the second argument in Lightning 1.x, is ignored."""
         kwargs.pop("optimizer", None)
         super().manual_backward(loss, *(args[1:] if args and hasattr(args[0], "param_groups") else args), **kwargs)
 
     def toggle_optimizer(self, optimizer: Any, optimizer_idx: int | None = None) -> None:
-        """Let only this optimizer's parameters require gradients."""
+        """Set ``requires_grad`` so that only this optimizer's parameters get gradients."""
         super().toggle_optimizer(optimizer)
 
     def untoggle_optimizer(self, optimizer_idx: Any) -> None:
@@ -124,7 +127,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
         self.save_hyperparameters(given)
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Log a value; ``sync_dist_op`` was the name of ``reduce_fx`` between ranks."""
+        """Log a value. ``sync_dist_op`` is the earlier name of ``reduce_fx`` for the reduction between ranks."""
         for gone in ("tbptt_reduce_fx", "tbptt_pad_token"):
             options.pop(gone, None)
         if (operation := options.pop("sync_dist_op", None)) is not None:
@@ -135,7 +138,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
         """Return the parts of a batch along its time dimension, which is the second.
 
         Raises:
-            ConfigurationError: the parts of the batch have different numbers of time steps.
+            ConfigurationError: the items of the batch have different numbers of time steps.
         """
         lengths = {len(each[0]) for each in batch if isinstance(each, (torch.Tensor, list, tuple))}
         if len(lengths) != 1:
@@ -183,9 +186,9 @@ set_defaults(
 
 
 class Callback(drivetrain.callback.Callback):
-    """The present Callback; its hooks may have the arguments of Lightning 1.3.
+    """drivetrain's Callback, whose hooks may have the arguments of Lightning 1.3.
 
-    The result of ``on_save_checkpoint`` is saved in the checkpoint, for ``on_load_checkpoint(callback_state)``.
+    What ``on_save_checkpoint`` returns is saved in the checkpoint; ``on_load_checkpoint(callback_state)`` gets it back.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

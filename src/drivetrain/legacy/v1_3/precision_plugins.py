@@ -1,4 +1,4 @@
-"""Precision plugins of the 1.3 generation, each based on a present precision."""
+"""Precision plugins of Lightning 1.3; a precision of drivetrain does the work of each."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _BITS = {16: "16-mixed", "16": "16-mixed", "bf16": "bf16-mixed", 32: "32-true", 
 
 
 class PrecisionPlugin:
-    """Full 32-bit precision, and the base of all other plugins: a subclass may override any method.
+    """Full 32-bit precision, and the base class of all other precision plugins. A subclass may override any method.
 
     Attributes:
-        precision: the name that users write.
+        precision: the value of ``Trainer(precision=...)``.
         accelerator: the accelerator that this plugin is part of.
     """
 
@@ -38,7 +38,7 @@ class PrecisionPlugin:
     """Return a new context for one ``predict_step``."""
 
     def pre_dispatch(self) -> None:
-        """Called when the run is being prepared."""
+        """Called at the end of the accelerator's ``pre_dispatch``."""
 
     def dispatch(self, trainer: Any) -> None:
         """Called before the loop, in each process."""
@@ -69,15 +69,15 @@ class PrecisionPlugin:
             return nn.utils.clip_grad_norm_(list(self.master_params(optimizer)), clip_val)
         return strategy.usual.clip_gradients_norm(strategy.lightning_module, optimizer, clip_val)
 
-    # ---- the present precision, and a step ---------------------------------------------------------------------------
+    # ---- drivetrain's precision, and a step --------------------------------------------------------------------------
 
     def make_today(self) -> Precision:
-        """Return a new present precision."""
+        """Return a new precision of drivetrain for this plugin."""
         return PrecisionRegistry.get(_BITS.get(self.precision, str(self.precision)))
 
     @property
     def today(self) -> Precision:
-        """The present precision."""
+        """The precision of drivetrain that does the work."""
         if self._today is None:
             self._today = self.make_today()
         return self._today
@@ -86,7 +86,7 @@ class PrecisionPlugin:
     """The gradient scaler, if there is one."""
 
     def connect(self, model: nn.Module, optimizers: list[Any], lr_schedulers: list[Any]) -> tuple[Any, Any, Any]:
-        """Return the model, the optimizers and the schedulers to use."""
+        """Return the model, the optimizers and the schedulers that the run uses instead of these."""
         return model, optimizers, lr_schedulers
 
     def master_params(self, optimizer: Optimizer) -> Iterator[nn.Parameter]:
@@ -97,7 +97,7 @@ class PrecisionPlugin:
         self, model: Any, closure_loss: Tensor, optimizer: Any, opt_idx: int, should_accumulate: bool,
         *args: Any, **kwargs: Any,
     ) -> Tensor:  # fmt: skip
-        """Compute gradients, scaled if the precision scales; return the loss."""
+        """Compute gradients, which are scaled if the precision scales the loss; return the loss."""
         self.accelerator.strategy.differentiate(closure_loss, optimizer, should_accumulate, *args, **kwargs)
         return closure_loss.detach()
 
@@ -109,17 +109,17 @@ class PrecisionPlugin:
         lambda_closure: Callable[[], Any] | None,
         **kwargs: Any,
     ) -> bool:
-        """Return whether to step the optimizer; an override that returns False has run ``lambda_closure``."""
+        """Return whether to step the optimizer. An override that returns False must run ``lambda_closure`` itself."""
         return True
 
     def post_optimizer_step(self, optimizer: Any, optimizer_idx: int) -> None:
-        """Called after the optimizer's step, or after it was skipped."""
+        """Called after the optimizer's step, also if the step was skipped."""
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the present Trainer's arguments for this plugin, when it is passed alone in ``plugins=``.
+        """Return the arguments of drivetrain's Trainer for this plugin, if no accelerator is passed with it.
 
         Raises:
-            ConfigurationError: its class overrides methods that only an accelerator calls.
+            ConfigurationError: the plugin's class overrides methods that only an accelerator calls.
         """
         name = type(self).__name__
         own = [key for key in vars(type(self)) if hasattr(PrecisionPlugin, key) and not key.startswith("__")]
@@ -132,7 +132,7 @@ class PrecisionPlugin:
 
 
 class MixedPrecisionPlugin(PrecisionPlugin):
-    """Base of the two kinds of automatic mixed precision."""
+    """Base class of the plugins for automatic mixed precision."""
 
     precision: int | str = "mixed"
 
@@ -141,7 +141,7 @@ class NativeMixedPrecisionPlugin(MixedPrecisionPlugin):
     """torch's automatic mixed precision.
 
     Args:
-        precision: 16, with a scaled loss, or "bf16".
+        precision: 16, for which the loss is scaled, or "bf16".
     """
 
     def __init__(self, precision: int | str = 16) -> None:
@@ -149,11 +149,11 @@ class NativeMixedPrecisionPlugin(MixedPrecisionPlugin):
 
 
 class ApexMixedPrecisionPlugin(MixedPrecisionPlugin):
-    """Formerly NVIDIA's Apex; now torch's own precisions are used.
+    """Used NVIDIA's Apex in Lightning 1.3, and uses torch's own precisions here.
 
     Args:
-        amp_level: "O0" is full 32-bit precision; "O1" is automatic mixed precision; "O2", which had 32-bit master
-            weights, is now the same; "O3" is pure 16-bit precision.
+        amp_level: "O0" is full 32-bit precision; "O1" is automatic mixed precision; "O2", which in Apex also kept
+            32-bit master weights, is the same as "O1" here; "O3" is pure 16-bit precision.
 
     Raises:
         ConfigurationError: the level is unknown.
@@ -175,10 +175,10 @@ class DoublePrecisionPlugin(PrecisionPlugin):
 
 
 def precision_plugin_of(given: Any) -> PrecisionPlugin:
-    """Return the given plugin, or a plugin for the given precision or the name of one.
+    """Return ``given`` if it is a plugin; otherwise a plugin for the precision, or for the precision of this name.
 
     Raises:
-        ConfigurationError: ``given`` is none of these.
+        ConfigurationError: ``given`` is neither a plugin nor a precision nor a name.
     """
     if isinstance(given, PrecisionPlugin):
         return given

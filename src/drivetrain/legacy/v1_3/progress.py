@@ -1,4 +1,4 @@
-"""Progress bars of the 1.3 generation, whose hooks have further arguments and which count batches."""
+"""Progress bars of Lightning 1.3, which count batches, and whose hooks have more arguments than drivetrain's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drivetrain.legacy.v1_3.defaults import set_defaults
 
 
 class _Counts(drivetrain.callbacks.ProgressBar):
-    """The hooks and counters of that generation."""
+    """The hooks and counters of progress bars in Lightning 1.3."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -23,12 +23,14 @@ class _Counts(drivetrain.callbacks.ProgressBar):
 
     @property
     def train_batch_idx(self) -> int:
-        """The number of batches of the epoch that were trained on, including the running one."""
+        """The number of the epoch's training batches so far, including the batch that is running."""
         return self.trainer.progress.batch_idx + 1
 
     @property
     def val_batch_idx(self) -> int:
-        """The number of processed batches of the evaluation; the next two properties return the same."""
+        """The number of the evaluation's batches so far, including the running one; the next two properties are the
+        same.
+        """
         return self.trainer.progress.eval_batch_idx + 1
 
     test_batch_idx = predict_batch_idx = val_batch_idx
@@ -42,7 +44,7 @@ set_defaults(
 
 
 class ProgressBarBase(_Counts):
-    """The base of bars that draw themselves."""
+    """The base class of a user's own progress bar."""
 
 
 class ProgressBar(_Counts, drivetrain.callbacks.TQDMProgressBar):

@@ -1,4 +1,4 @@
-"""Properties of the Trainers of earlier generations that the present Trainer lacks."""
+"""Properties of Lightning 1.x's Trainer that drivetrain's Trainer lacks or counts in another way."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from drivetrain.strategies.horovod import HorovodStrategy
 
 
 def _today(name: str) -> Any:
-    """Return the present Trainer's property of this name."""
+    """Return the property ``name`` of drivetrain's Trainer."""
     return getattr(drivetrain.trainer.trainer.Trainer, name)
 
 
 def _none_for_unlimited(name: str, doc: str) -> Any:
-    """Return the property ``name``, with ``None`` instead of the present -1."""
+    """Return the property ``name``, which is ``None`` instead of drivetrain's -1 for "no limit"."""
     today = _today(name)
     return property(
         lambda trainer: None if (limit := today.fget(trainer)) == -1 else limit,
@@ -36,7 +36,7 @@ _EPOCH_OVER = (Phase.BETWEEN_EPOCHS, Phase.TRAIN_END, Phase.NONE)
 
 
 class Asked(drivetrain.trainer.trainer.Trainer):
-    """Properties for the position of the run, for its parts, and for the flags as they were passed."""
+    """Properties for the position in the run, for the Trainer's parts, and for the flags as they were passed."""
 
     def _is_on(self, kind: str) -> bool:
         return self.strategy.root_device.type == kind
@@ -50,17 +50,17 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def use_ddp(self) -> bool:
-        """Whether ``ddp`` trains, however its processes were started."""
+        """Whether the strategy is ``ddp``, however its processes were started."""
         return isinstance(self.strategy, DDPStrategy) and not self.use_ddp2
 
     @property
     def use_single_gpu(self) -> bool:
-        """Whether a single GPU trains."""
+        """Whether the model is trained on a single GPU."""
         return self.on_gpu and self.num_devices == self.world_size == 1
 
     @property
     def num_gpus(self) -> int:
-        """The number of GPUs of this machine that train."""
+        """The number of this machine's GPUs that the run uses."""
         return self.num_devices if self.on_gpu else 0
 
     @property
@@ -70,7 +70,7 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def data_parallel_device_ids(self) -> list[int] | None:
-        """The indices of this machine's GPUs."""
+        """The indices of this machine's GPUs that the run uses."""
         return self.device_ids if self.on_gpu else None
 
     @property
@@ -94,7 +94,7 @@ class Asked(drivetrain.trainer.trainer.Trainer):
         """The implementation of automatic mixed precision: torch's own, or none."""
         return "native" if self.use_amp else None
 
-    # ---- limits, as read from an earlier Trainer; setting them works as on the present one ---------------------------
+    # ---- limits, as Lightning 1.x reports them; they are set as on drivetrain's Trainer ------------------------------
 
     _flags: dict[str, Any]
 
@@ -103,7 +103,7 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def min_epochs(self) -> Any:
-        """The minimum number of epochs. The earlier default was 1, which has the same effect as the present 0."""
+        """The minimum number of epochs. Lightning 1.3's default 1 has the same effect as drivetrain's default 0."""
         given = self._flags["min_epochs"]
         return _today("min_epochs").fget(self) or (1 if given is None else given)
 
@@ -117,7 +117,7 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps before the running batch, until the validation that follows it has ended."""
+        """Optimizer steps so far. Those of a batch count only when the validation after the batch has ended."""
         progress = self.progress
         phase, _, before_step = progress.slot[:3]
         if Phase.FORWARD <= phase <= Phase.OPTIMIZER_STEP:
@@ -127,13 +127,13 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def current_epoch(self) -> int:
-        """Index of the epoch; after a fit, of its last one."""
+        """Index of the epoch; after a fit, the index of the last epoch."""
         progress = self.progress
         epoch = _today("current_epoch").fget(self)
         return max(0, int(epoch) - (progress.slot[0] in _EPOCH_OVER or progress.fn is not TrainerFn.FITTING))
 
     def __getattr__(self, name: str) -> Any:
-        """Return a flag that is not an attribute of the present Trainer."""
+        """Return a flag that is not an attribute of drivetrain's Trainer."""
         given = self.__dict__.get("_flags", {})
         if name in given:
             return given[name]
@@ -141,7 +141,7 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def precision(self) -> Any:
-        """The number of bits, in the earlier form: 16, 32, 64 or "bf16"."""
+        """The precision as Lightning 1.3 writes it: 16, 32, 64 or "bf16"."""
         return _BITS.get(name := super().precision, name)
 
     @property
@@ -151,7 +151,7 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def total_batch_idx(self) -> int:
-        """The index of the training batch, counted over all epochs; between batches, that of the next one."""
+        """The index of the training batch, counted over all epochs; between batches, the index of the next batch."""
         progress = self.progress
         in_batch = Phase.BATCH_START <= progress.slot[0] <= Phase.VALIDATED
         return progress.earlier_batches + (progress.batch_idx if in_batch else progress.batches_done)

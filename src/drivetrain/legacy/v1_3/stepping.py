@@ -1,4 +1,4 @@
-"""Behaviour that the strategies of both earlier generations share."""
+"""What the strategies for accelerators of Lightning 1.1 and for those of 1.3 share."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ from drivetrain.strategies.step_parts import OwnStep, StepParts
 
 
 def _asks_for(step: str) -> Any:
-    """Return the strategy's method of this name, which lets the accelerator run the step."""
+    """Return a strategy's method that lets the accelerator run the module's method ``step``."""
     return lambda self, *args, **kwargs: self._step(step, args, kwargs)
 
 
 class Stepped(Adapted):
-    """Mixin: the calls that accelerators of both generations get for gradients, collectives and the end of a step."""
+    """Mixin: a strategy that calls an accelerator of Lightning 1.1 or 1.3 for gradients, for collectives and after
+    steps.
+    """
 
     trainer: Any = None
     engine: Engine | None = None
@@ -37,24 +39,24 @@ class Stepped(Adapted):
     done: frozenset[str] = frozenset()
 
     def once(self, what: str) -> bool:
-        """Return True the first time that it is called with ``what`` in this run."""
+        """Return whether this is the first call with ``what`` in this run."""
         first = what not in self.done
         self.done |= {what}
         return first
 
     def launch(self) -> None:
-        """Set devices and ranks and start the processes, for a user's loop."""
+        """Set the devices and the ranks and start the processes; only a user's loop, without a Trainer, needs this."""
         settings = {name: value for name, value in self.source.as_settings().items() if name != "callbacks"}
         self.engine = Engine(**settings)
         self.engine.launch()
 
     def prepare(self) -> None:
-        """Convert, move and wrap the model, once per run."""
+        """Convert, move and wrap the model, unless this was already done in this run."""
         if self.once("prepare"):
             self.usual.setup(self.trainer)
 
     def make_optimizers(self, trainer: Any) -> None:
-        """Create the optimizers of the run; without a Trainer, from the module's ``configure_optimizers``."""
+        """Create the optimizers of the run; in a user's loop, directly from the module's ``configure_optimizers``."""
         if trainer is None:
             self.optimizers, self.lr_scheduler_configs = normalise(self.lightning_module.configure_optimizers())
         else:
@@ -79,11 +81,13 @@ class Stepped(Adapted):
     outputs_of_batch: list[Any] | None = None
 
     ask: Callable[[str, dict[str, Any]], Any]
-    """``ask(name, arguments)`` lets the accelerator run the step of this name; returns the step's output."""
+    """``ask(name, arguments)`` lets the accelerator run the step ``name`` of the module, and returns the step's
+    output."""
 
     def bind_step(self, parts: StepParts) -> OwnStep | None:
         step = bind_step(self, parts)
-        # A step of several optimizers calls every hook; any other step calls the hooks that the present strategy calls.
+        # A step with several optimizers calls every hook; any other step calls the hooks that drivetrain's strategy
+        # calls.
         self.facts = self.facts.but(honoured_hooks=type(self).facts.honoured_hooks if step is None else "all")
         return step or cast("OwnStep | None", self.usual.bind_step(parts))
 
@@ -92,7 +96,7 @@ class Stepped(Adapted):
             module = self.lightning_module
             asks = "optimizer_idx" in inspect.signature(module.training_step).parameters
             by_hand = asks and not module.automatic_optimization and len(self.optimizers) > 1
-            # the module's step is called once, for all optimizers
+            # then the module's step is called only once, for all optimizers
             self.further_arguments = {"optimizer_idx": 0} if by_hand else {}
         return self.usual.bind(name)
 
@@ -114,23 +118,23 @@ class Stepped(Adapted):
         return output
 
     def epoch_outputs(self, name: str, outputs: list[Any]) -> Any:
-        """Return the argument of an ``*_epoch_end`` hook for the outputs of the steps of this name."""
+        """Return what an ``*_epoch_end`` hook gets for the outputs of the steps ``name``."""
         return outputs
 
     def run_module(self, name: str, *args: Any) -> Any:
-        """Run a step of the module, through its wrapper."""
+        """Run a step of the module, as the forward pass of the module's wrapper."""
         step = self._module_step(name)
         if self.driver.steps:
             return step(*args)
-        args = args[: positional_arity(getattr(self.lightning_module, name))]  # a user's loop passes all arguments
+        args = args[: positional_arity(getattr(self.lightning_module, name))]  # of a user's loop
         if name != "training_step":
             return step(*args)
-        with self.usual.accumulating(self.model):  # the backward pass exchanges the gradients
+        with self.usual.accumulating(self.model):  # the gradients are exchanged later, in the backward pass
             return step(*args)
 
     storage_options: Any = None
     epoch_ends_last = True
-    """Whether ``on_epoch_end`` is called at the end of each kind of epoch, behind its other hooks."""
+    """Whether ``on_epoch_end`` is called at the end of training, validation and test epochs, after the other hooks."""
 
     takes: dict[str, bool]
 
@@ -142,18 +146,20 @@ class Stepped(Adapted):
         return method(argument) if self.takes[name] else method()
 
     def index_of(self, optimizer: Any) -> int:
-        """Return the index of ``optimizer`` among the run's; 0 if it is not among them."""
+        """Return the index of ``optimizer`` among the run's optimizers; 0 if it is not one of them."""
         return next((index for index, each in enumerate(self.optimizers) if each is optimizer), 0)
 
     @property
     def accumulates(self) -> bool:
-        """Whether further batches follow before the optimizer step."""
+        """Whether more batches are accumulated before the optimizer steps."""
         run = None if self.trainer is None else self.trainer.current_run
         window = None if run is None else run.window
         return window is not None and window.batches_done + 1 < window.size
 
     def differentiate(self, loss: Tensor, optimizer: Any, accumulates: bool, *args: Any, **kwargs: Any) -> None:
-        """Compute gradients as the present strategy does; with ``accumulates``, they stay in this process."""
+        """Compute gradients as drivetrain's strategy does; with ``accumulates``, they are not exchanged with other
+        processes.
+        """
         by_hand = not (self.driver.steps or accumulates)
         with self.manual_backward_context(loss) if by_hand else nullcontext():
             self.usual.backward(loss, optimizer, *args, **kwargs)
@@ -167,7 +173,7 @@ class Stepped(Adapted):
     optimizer_state = calls("source.optimizer_state")
 
     def stack(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Return the tensors of all ranks as (world_size, ...); without a process group, the tensor itself."""
+        """Return the tensors of all ranks, of shape (world_size, ...); without a process group, the tensor itself."""
         usual = self.usual
         if usual.facts.is_distributed and self.world_size == 1 and dist.is_initialized():
             return tensor.unsqueeze(0)
@@ -193,5 +199,5 @@ class Stepped(Adapted):
 
 
 def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a step by name, in order."""
+    """Return a step's arguments as a dictionary, in their order."""
     return {**dict(zip(("batch", "batch_idx", "dataloader_idx"), args, strict=False)), **kwargs}

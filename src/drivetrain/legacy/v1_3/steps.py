@@ -1,4 +1,4 @@
-"""The training step with several optimizers, or over parts of a sequence, as in the 1.3 generation."""
+"""The training step of Lightning 1.3 with several optimizers, or over parts of a sequence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drivetrain.strategies.step_parts import OwnStep, StepParts
 
 
 def bind_step(strategy: Any, parts: StepParts) -> OwnStep | None:
-    """Return the step of a module with several optimizers or ``truncated_bptt_steps``; ``None`` for any other."""
+    """Return the step of a module with several optimizers or ``truncated_bptt_steps``; ``None`` for others."""
     module: Any = parts.module
     split_size = getattr(module, "truncated_bptt_steps", 0) or 0
     if len(parts.optimizers) < 2 and not split_size:
@@ -43,7 +43,7 @@ def bind_step(strategy: Any, parts: StepParts) -> OwnStep | None:
 
 
 def _chosen(optimizers: Sequence[Any], frequencies: Sequence[int], batch_idx: int) -> Sequence[int]:
-    """Return the indices of the optimizers to step for this batch: all, or one in turn by frequency."""
+    """Return the indices of the optimizers to step for this batch: all, or one at a time by ``frequencies``."""
     if not frequencies:
         return range(len(optimizers))
     ends = list(accumulate(frequencies))
@@ -96,7 +96,7 @@ class _Once:
         self.stepped = self.parts.optimizer_step(self.optimizer)
 
     def _by_module(self, batch: Any) -> None:
-        """Call the module's ``optimizer_step``; its ``optimizer.step(closure=closure)`` calls ``take_step`` below."""
+        """Call the module's ``optimizer_step``; ``optimizer.step(closure=closure)`` in it calls ``take_step`` below."""
         run = self.strategy.trainer.current_run
         handle = run.optimizers.handles[self.number]
 

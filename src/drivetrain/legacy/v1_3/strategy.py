@@ -1,6 +1,6 @@
-"""Present strategies whose methods call an accelerator of the 1.3 generation, which calls its two plugins.
+"""drivetrain's strategies with methods that call an accelerator of Lightning 1.3, which calls its two plugins.
 
-The plugins' default methods call ``strategy.usual``: the methods of the present strategy.
+The plugins' default methods call ``strategy.usual``: the strategy's own methods.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Composed(Stepped):
 
     def setup(self, trainer: Any) -> None:
         self.trainer = trainer
-        if self.source.precision_plugin.today is not self.precision_plugin:  # the Trainer has chosen another precision
+        if self.source.precision_plugin.today is not self.precision_plugin:  # the Trainer has chosen another one
             self.source.take_precision(self.precision_plugin)
         self.source.setup(trainer, self.lightning_module)
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Let the accelerator create the optimizers; the Trainer calls this if ``setup`` has not created them."""
+        """Let the accelerator create the optimizers; the Trainer calls this if :meth:`setup` has not."""
         if self.source.setup_optimizers_in_pre_dispatch:
             self.pre_dispatch(trainer)
         else:
@@ -59,7 +59,7 @@ class Composed(Stepped):
     # ---- the run and its end -----------------------------------------------------------------------------------------
 
     def pre_dispatch(self, trainer: Any) -> None:
-        """Let the accelerator prepare the run, once."""
+        """Let the accelerator prepare the run, unless it has already done so."""
         if self.once("dispatch"):
             self.source.pre_dispatch(trainer)
 
@@ -72,7 +72,7 @@ class Composed(Stepped):
         return self.source.results
 
     def run_stage(self) -> Any:
-        """Run the loop of this run, and return its results."""
+        """Run the loop that the Trainer has started, and return its results."""
         assert self.loop is not None  # run() has been called
         self.source.dispatch(self.trainer)
         return self.loop()

@@ -1,4 +1,4 @@
-"""The Trainer of the 1.3 generation: its flags, methods and properties, on the present Trainer."""
+"""The Trainer of Lightning 1.3: its flags, methods and properties, on drivetrain's Trainer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from drivetrain.trainer.job import Job
 
 
 class FlaggedTrainer(FromCommandLine, Asked):
-    """Base of the Trainers of both earlier generations."""
+    """Base class of the Trainers of Lightning 1.1 and 1.3."""
 
     flags_of_that_time: ClassVar[Mapping[str, Any]] = flags.FLAGS
     default_checkpoint: ClassVar[Any] = ModelCheckpoint
@@ -38,7 +38,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
 
     @staticmethod
     def translated(given: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the flags in ``given`` to present arguments."""
+        """Convert the flags in ``given`` to arguments of drivetrain's Trainer."""
         return flags.translated(given)
 
     def __init__(self, *args: Any, **given: Any) -> None:
@@ -59,7 +59,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
                 getattr(callback, hook)(self)
 
     def _of_that_time(self, callback: Any, given: Sequence[Any]) -> Any:
-        """Replace a default callback by one of its earlier class; return a passed callback unchanged."""
+        """Replace drivetrain's default ModelCheckpoint by Lightning 1.x's; return other callbacks unchanged."""
         if type(callback) is not drivetrain.callbacks.ModelCheckpoint or any(each is callback for each in given):
             return callback
         folder = self._flags["weights_save_path"]
@@ -74,7 +74,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
     def logger(self, value: Any) -> None:
         self.loggers = list(value) if isinstance(value, LoggerCollection) else [] if value is None else [value]
 
-    # ---- the flags ``auto_lr_find`` and ``auto_scale_batch_size``, on the present Tuner ------------------------------
+    # ---- the flags ``auto_lr_find`` and ``auto_scale_batch_size``, on drivetrain's Tuner -----------------------------
 
     @property
     def tuner(self) -> Any:
@@ -91,7 +91,8 @@ class FlaggedTrainer(FromCommandLine, Asked):
         lr_find_kwargs: Mapping[str, Any] | None = None,
         train_dataloaders: Any = None,
     ) -> dict[str, Any]:
-        """Find the values for the flags ``auto_scale_batch_size`` and ``auto_lr_find``, and set them in the model.
+        """Find the batch size and the learning rate, as the flags ``auto_scale_batch_size`` and ``auto_lr_find``
+        demand, and set them in the model.
 
         Returns:
             The results under "scale_batch_size" and "lr_find".
@@ -117,7 +118,9 @@ class FlaggedTrainer(FromCommandLine, Asked):
     def _data_of_fit(
         self, call: str, model: Any, loaders: Any, args: tuple[Any, ...], more: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """Return the loaders and the arguments of an evaluation; without data, those of the model's fit."""
+        """Return the loaders and the arguments of an evaluation; if no data was passed, the data of the model's last
+        fit.
+        """
         fitted, datamodule, val_loaders = self._fitted
         passed = loaders is not None or more.get("datamodule") is not None or any(args)
         if passed or fitted is None or model not in (None, fitted):
@@ -137,7 +140,9 @@ class FlaggedTrainer(FromCommandLine, Asked):
 
     @contextmanager
     def _from_last_epoch(self, ckpt_path: Any) -> Iterator[None]:
-        """Context of a fit: a further fit begins with the index of the last epoch, so it trains at least one epoch."""
+        """Context of a fit: a second fit begins with the index of the first fit's last epoch, so that it trains at
+        least one epoch.
+        """
         progress, epochs = self.progress, self.progress.current_epoch
         if self._ended_fit and ckpt_path is None and epochs > 0:
             progress.count_epochs_as(epochs - 1)
@@ -146,7 +151,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
             yield
         finally:
             self._ended_fit = progress.status is TrainerStatus.FINISHED
-            if progress.current_epoch < epochs and self._ended_fit:  # there was nothing to train
+            if progress.current_epoch < epochs and self._ended_fit:  # the fit had no epoch to train
                 progress.count_epochs_as(epochs)
 
     # ---- the entry points with earlier arguments ---------------------------------------------------------------------
@@ -191,11 +196,13 @@ class FlaggedTrainer(FromCommandLine, Asked):
     def _evaluation_of_that_time(
         self, run: Callable[..., Any], step: str, model: Any, loaders: Any, args: tuple[Any, ...], more: dict[str, Any]
     ) -> list[Any]:
-        """Return the results of ``run``, the present method of an evaluation that runs the module's ``step``."""
+        """Return the results of ``run``: drivetrain's method ``validate`` or ``test``, which runs the module's
+        ``step``.
+        """
         if _has_nothing_to_do(model or self.lightning_module, run.__name__, step):
             return []
         loaders, more = self._data_of_fit(run.__name__, model, loaders, args, more)
-        # "best" was the default, and had no effect with a model
+        # ckpt_path="best" was the default, and was ignored if a model was passed
         if model is not None and more.get("ckpt_path") == "best":
             del more["ckpt_path"]
         return with_last_steps(run(model, loaders, *args, **more), self.callback_metrics)
@@ -206,7 +213,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
         return super().predict(model, dataloaders, *args, **more)
 
     def make_optimizers(self) -> tuple[list[Any], list[LRSchedulerConfig]]:
-        """Return the result of ``configure_optimizers``, with the frequencies of several optimizers."""
+        """Return the result of ``configure_optimizers``; give the accelerator the frequencies of several optimizers."""
         self._optimizers_made = True
         returned = self.hooks.call_method("configure_optimizers")
         if isinstance(returned, (list, tuple)) and all(isinstance(each, Mapping) for each in returned):
@@ -224,15 +231,14 @@ class FlaggedTrainer(FromCommandLine, Asked):
 
 
 class Trainer(FlaggedTrainer):
-    """The present Trainer with the flags of the 1.3 generation; a warning for each deprecated flag names its
-    replacement.
+    """drivetrain's Trainer with the flags of Lightning 1.3; a warning for each deprecated flag names its replacement.
 
-    Omitted flags have the defaults of that generation. Present arguments work too.
+    Omitted flags have the defaults of Lightning 1.3. drivetrain's arguments are accepted, too.
     """
 
     @property
     def accelerator(self) -> Any:
-        """The accelerator, composed of two plugins; while the Trainer is being created, the present accelerator."""
+        """The accelerator, composed of two plugins; while the Trainer is being created, drivetrain's accelerator."""
         return getattr(self.strategy, "source", None) or super().accelerator
 
     training_type_plugin: Any = reads("accelerator.training_type_plugin", "The accelerator's training-type plugin.")
@@ -244,12 +250,12 @@ class Trainer(FlaggedTrainer):
 
     def run_job(self, job: Job) -> list[Any]:
         results = super().run_job(job)
-        self.training_type_plugin._results = results  # set in the process that has started the others, too
+        self.training_type_plugin._results = results  # also in the process that has started the others
         return results
 
 
 def _renamed(call: str, then: str, given: Any, today: str, loaders: Any) -> Any:
-    """Return the argument ``today``, or with a warning the value passed under its earlier name ``then``."""
+    """Return the value passed under the earlier name ``then``, with a warning, or else the argument ``today``."""
     if given is None:
         return loaders
     warn_deprecated(f"trainer.{call}({then}=...)", f"trainer.{call}(model, {today}=...)")
@@ -257,7 +263,9 @@ def _renamed(call: str, then: str, given: Any, today: str, loaders: Any) -> Any:
 
 
 def _has_nothing_to_do(model: Any, call: str, step: str) -> bool:
-    """Whether ``model`` lacks the step of an evaluation. Warn if so, as 1.3 did; a misspelt step is an error later."""
+    """Whether ``model`` lacks the step of an evaluation; if so, warn as Lightning 1.3 did. A misspelt step does not
+    count as lacking, because drivetrain's Trainer then raises an error.
+    """
     if not isinstance(model, LightningModule) or overrides(model, step, LightningModule):
         return False
     if next(near_misses(type(model), LightningModule, [step], alike=0.8), None) is not None:
@@ -267,7 +275,7 @@ def _has_nothing_to_do(model: Any, call: str, step: str) -> bool:
 
 
 def signature_of(of_that_time: Mapping[str, Any]) -> inspect.Signature:
-    """Return the signature of a constructor, for editors and command lines: the flags with their defaults."""
+    """Return a signature for a constructor, which editors and command lines read: the flags with their defaults."""
     kind, empty = inspect.Parameter.KEYWORD_ONLY, [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
     own = (inspect.Parameter(name, kind, default=value, annotation=Any) for name, value in of_that_time.items())
     return inspect.Signature([*empty, *own])

@@ -1,4 +1,4 @@
-"""The base of the training-type plugins of the 1.3 generation: its methods call the present strategy."""
+"""The base class of Lightning 1.3's training-type plugins; its methods call drivetrain's strategy."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ NEVER_USED = frozenset({
     "restore_model_state_from_ckpt_path", "rpc_enabled", "set_world_ranks", "setup_distributed",
     "transfer_distrib_spawn_state_on_fit_end", "update_global_step", "world_size",
 })  # fmt: skip
-"""Members of earlier plugins whose work the present strategy does itself."""
+"""Members of Lightning 1.3's plugins whose work drivetrain's strategy does itself."""
 
 
 def _runs(step: str) -> Any:
-    """Return a method that runs this step of the module, through its wrapper."""
+    """Return a method that runs the module's method ``step`` as the forward pass of the module's wrapper."""
 
     def method(self: Any, *args: Any) -> Any:
         return self.strategy.run_module(step, *args)
@@ -38,11 +38,11 @@ def _runs(step: str) -> Any:
 
 
 class TrainingTypePlugin(OfAccelerator, AsksStrategy):
-    """Base of the plugins that spread a model over devices: a subclass may override any method.
+    """Base class of the plugins that train a model on one or several devices; a subclass may override any method.
 
     Attributes:
-        strategy_name: the registered name of the present strategy.
-        wraps_in_setup: whether the model is wrapped in ``setup``; otherwise in ``pre_dispatch``.
+        strategy_name: the registered name of the strategy of drivetrain that does the work.
+        wraps_in_setup: True: ``setup`` wraps the model; False: ``pre_dispatch`` does.
         accelerator: the accelerator that this plugin is part of.
     """
 
@@ -58,11 +58,11 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
         return {}
 
     def settings(self) -> dict[str, Any]:
-        """Return further arguments of the present Trainer for this plugin."""
+        """Return arguments of drivetrain's Trainer, besides the strategy, that follow from this plugin."""
         return {}
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the present Trainer's arguments for this plugin, when it is passed alone in ``plugins=``."""
+        """Return the arguments of drivetrain's Trainer for this plugin, if no accelerator is passed with it."""
         plugin: Any = self
         found = (self.accelerator or accelerators.Accelerator(PrecisionPlugin(), plugin)).as_settings()
         found["strategy"].own_parts.precision = None  # the Trainer's arguments determine the precision
@@ -73,12 +73,12 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     lightning_module = reads("strategy.lightning_module")
     """The user's module."""
     model = reads("strategy.model", writable=True)
-    """The model as it is wrapped; a ``configure_ddp`` of the user's may set it, or ``_model``."""
+    """The model, in its wrapper if it has one; a user's ``configure_ddp`` may set this attribute, or ``_model``."""
 
     _model = model
 
     results = reads("_results")
-    """What the last run returned."""
+    """The results of the last run."""
 
     # ---- ranks and devices, and properties of an earlier plugin ------------------------------------------------------
 
@@ -89,7 +89,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     node_rank = reads("strategy.node_rank")
     """Rank of this machine."""
     world_size = reads("strategy.world_size")
-    """How many processes train together."""
+    """The number of processes in the job."""
     parallel_devices = reads("strategy.parallel_devices")
     """This machine's devices."""
 
@@ -114,12 +114,12 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     # ---- set-up, the run and its end ---------------------------------------------------------------------------------
 
     connect = calls("strategy.usual.connect")
-    """``connect(model)``: take the user's module."""
+    """``connect(model)``: store the user's module."""
 
     def setup_environment(self) -> None:
         """Start the processes and make the device current."""
         strategy = self.strategy
-        if strategy.accelerator is None:  # a user's loop: devices and ranks are not set yet
+        if strategy.accelerator is None:  # in a user's loop, devices and ranks are not set yet
             strategy.launch()
         else:
             strategy.usual.setup_environment()
@@ -128,7 +128,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     """Return the context in which ``configure_sharded_model`` runs."""
 
     def setup(self, model: nn.Module) -> None:
-        """Convert, move and wrap the model, unless :meth:`pre_dispatch` does it."""
+        """Convert, move and wrap the model, unless :meth:`pre_dispatch` does this."""
         if self.wraps_in_setup or self.strategy.facts.restores_after_setup:
             self.strategy.prepare()
 
@@ -140,13 +140,13 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
         self.strategy.make_optimizers(trainer)
 
     pre_dispatch = calls("strategy.prepare")
-    """Convert, move and wrap the model, where :meth:`setup` has not."""
+    """Convert, move and wrap the model, unless :meth:`setup` has done this."""
 
     def dispatch(self, trainer: Any) -> None:
         """Called before the loop, in each process."""
 
     def start_training(self, trainer: Any) -> None:
-        """Run the training, and store its results; the next two methods do the same for their stages."""
+        """Run the training, and store its results; the next two methods do the same for evaluations and predictions."""
         self._results = self.strategy.run_stage()
 
     start_evaluating = start_predicting = start_training
@@ -182,12 +182,12 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     def optimizer_step(
         self, optimizer: Optimizer, lambda_closure: Callable[[], Any] | None = None, **kwargs: Any
     ) -> Any:
-        """Step ``optimizer`` in the precision of the run."""
+        """Let the run's precision step ``optimizer``."""
         strategy = self.strategy
         return strategy.usual.optimizer_step(optimizer, lambda_closure, strategy.model, **kwargs)
 
     def post_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int, **kwargs: Any) -> None:
-        """Called after the optimizer's step, or after it was skipped."""
+        """Called after the optimizer's step, also if the step was skipped."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -201,7 +201,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     reduce = calls("strategy.usual.reduce")
     """``reduce(tensor, group=None, reduce_op='mean')``: return the reduction over the ranks."""
     reduce_boolean_decision = calls("strategy.usual.reduce_boolean_decision")
-    """``reduce_boolean_decision(decision)``: whether all ranks decide so."""
+    """``reduce_boolean_decision(decision)``: return whether ``decision`` is true on all ranks."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any) -> None:
         """Write ``checkpoint`` on rank 0, atomically."""

@@ -1,4 +1,4 @@
-"""Training-type plugins of the 1.3 generation, each based on a present strategy."""
+"""Training-type plugins of Lightning 1.3; a strategy of drivetrain does the work of each."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class SingleDevicePlugin(TrainingTypePlugin):
 
 
 class ParallelPlugin(TrainingTypePlugin):
-    """Base of the plugins for several devices.
+    """Base class of the plugins for several devices.
 
     Args:
         parallel_devices: this machine's devices; ``None``: the Trainer's choice.
-        cluster_environment: provides the ranks; ``None``: detected.
+        cluster_environment: provides the ranks; ``None``: the detected environment.
     """
 
     def __init__(self, parallel_devices: Sequence[torch.device] | None = None, cluster_environment: Any = None) -> None:
@@ -48,7 +48,7 @@ class ParallelPlugin(TrainingTypePlugin):
 
 
 class DataParallelPlugin(ParallelPlugin):
-    """One process, several devices: each computes on its part of every batch."""
+    """One process for several devices; each device computes on its part of every batch."""
 
     strategy_name = "dp"
 
@@ -62,7 +62,7 @@ class DDPPlugin(ParallelPlugin):
     Args:
         parallel_devices, cluster_environment: as for :class:`ParallelPlugin`.
         num_nodes: number of machines; ``None``: the Trainer's number.
-        sync_batchnorm: batch norm over all processes; ``None``: the Trainer's argument.
+        sync_batchnorm: whether batch norm is computed over all processes; ``None``: the Trainer's argument decides.
         ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: how gradients are exchanged.
         kwargs: arguments of ``DistributedDataParallel``. ``find_unused_parameters`` is True by default, as in 1.3.
     """
@@ -99,10 +99,10 @@ class DDPPlugin(ParallelPlugin):
         self.strategy.usual._meet()
 
     def pre_configure_ddp(self) -> None:
-        """Called before the model is wrapped: an override may change ``self._ddp_kwargs``."""
+        """Called before the model is wrapped; an override may change ``self._ddp_kwargs``."""
 
     def configure_ddp(self) -> None:
-        """Wrap ``self.model`` for the exchange of gradients; an override may set ``self.model`` itself."""
+        """Wrap ``self.model`` in DDP; an override may set ``self.model`` itself."""
         self.pre_configure_ddp()
         strategy = self.strategy
         strategy.ddp_arguments = dict(self._ddp_kwargs)
@@ -120,13 +120,13 @@ class DDPPlugin(ParallelPlugin):
 
 
 class DDPSpawnPlugin(DDPPlugin):
-    """:class:`DDPPlugin` with processes started from this one."""
+    """:class:`DDPPlugin` with processes that this process starts."""
 
     strategy_name = "ddp_spawn"
 
 
 class DDP2Plugin(DDPPlugin):
-    """One process per machine, for all devices there."""
+    """One process per machine, which uses all devices of the machine."""
 
     strategy_name = "ddp2"
     wraps_in_setup = True
@@ -141,19 +141,19 @@ class DDPShardedPlugin(DDPPlugin):
 
 
 class DDPSpawnShardedPlugin(DDPShardedPlugin):
-    """:class:`DDPShardedPlugin` with processes started from this one."""
+    """:class:`DDPShardedPlugin` with processes that this process starts."""
 
     strategy_name = "ddp_spawn"
 
 
 class HorovodPlugin(ParallelPlugin):
-    """Processes that ``horovodrun`` or ``mpirun`` has started; gradients are averaged asynchronously."""
+    """``horovodrun`` or ``mpirun`` starts the processes; gradients are averaged asynchronously."""
 
     strategy_name = "horovod"
 
 
 class TPUSpawnPlugin(ParallelPlugin):
-    """One process per TPU core, by ``torch_xla``."""
+    """One process per TPU core, with ``torch_xla``."""
 
     strategy_name = "xla"
     setup_optimizers_in_pre_dispatch = True
@@ -173,7 +173,7 @@ PLUGINS: dict[str, Callable[[], TrainingTypePlugin]] = {
     "ddp2": DDP2Plugin, "horovod": HorovodPlugin, "ddp_sharded": DDPShardedPlugin,
     "ddp_sharded_spawn": DDPSpawnShardedPlugin, "tpu_spawn": TPUSpawnPlugin, "single_tpu": SingleTPUPlugin,
 }  # fmt: skip
-"""The plugins by the names of their time."""
+"""The plugin for each name that Lightning 1.3 gives to plugins."""
 
 
 class TrainingTypePluginsRegistry:
@@ -181,8 +181,8 @@ class TrainingTypePluginsRegistry:
 
     @staticmethod
     def register(name: str, plugin: Any = None, description: str = "", **init_params: Any) -> Any:
-        """Register a plugin class under a name, also as a decorator; ``init_params`` are its constructor's
-        arguments.
+        """Register a plugin class under a name; without ``plugin``, return a decorator that does so. ``init_params``
+        are arguments of the class's constructor.
         """
 
         def add(cls: Any) -> Any:
@@ -203,7 +203,7 @@ class TrainingTypePluginsRegistry:
 
 
 def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
-    """Return the given plugin, the plugin of this name, or a plugin for the strategy of this name.
+    """Return ``given`` if it is a plugin; otherwise the plugin, or a plugin for the strategy, of this name.
 
     Raises:
         ConfigurationError: ``given`` is neither a plugin nor a name.
@@ -214,7 +214,7 @@ def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
     if isinstance(given, str):
         if given in PLUGINS:
             return PLUGINS[given]()
-        StrategyRegistry.entry(given)  # for its error
+        StrategyRegistry.entry(given)  # raises an error if the name is unknown
         plugin = TrainingTypePlugin()
         plugin.strategy_name = given
         return plugin
@@ -224,7 +224,9 @@ def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
 
 
 def shard_optimizers(strategy: Any) -> None:
-    """Shard the states of the strategy's optimizers over the ranks; the schedulers then use the new optimizers."""
+    """Shard the states of the strategy's optimizers over the ranks; the run's schedulers then use the sharded
+    optimizers.
+    """
     sharded = [_sharded(optimizer) for optimizer in strategy.optimizers]
     for config in strategy.lr_scheduler_configs:
         index = next(i for i, each in enumerate(strategy.optimizers) if each is config.scheduler.optimizer)
@@ -233,9 +235,11 @@ def shard_optimizers(strategy: Any) -> None:
 
 
 def _sharded(optimizer: Optimizer) -> Any:
-    """Return an optimizer of the same class, groups and options, whose state is sharded over the ranks."""
+    """Return an optimizer with the class, the groups and the options of ``optimizer``, but with its state sharded over
+    the ranks.
+    """
     with warnings.catch_warnings():
-        # torch's warning about a module that this import also loads
+        # hides torch's warning about another module, which this import also loads
         warnings.simplefilter("ignore", DeprecationWarning)
         sharding = dist_optim.ZeroRedundancyOptimizer
     groups = [dict(group) for group in optimizer.param_groups]
@@ -243,12 +247,12 @@ def _sharded(optimizer: Optimizer) -> Any:
 
 
 def _move_scheduler(scheduler: Any, optimizer: Any) -> None:
-    """Attach ``scheduler`` to ``optimizer``: its learning rate and the step counter of torch's schedulers."""
+    """Attach ``scheduler`` to ``optimizer``, so that it sets this optimizer's learning rates and sees its steps."""
     step = optimizer.step
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         mark_as_stepped(optimizer)
         return step(*args, **kwargs)
 
-    setattr(watched, WATCHED, True)  # or the scheduler would warn
+    setattr(watched, WATCHED, True)  # otherwise the scheduler would warn about a step that it has not seen
     optimizer.step, scheduler.optimizer = watched, optimizer

@@ -1,4 +1,4 @@
-"""The Tuner of the 1.3 generation: the present Tuner with earlier arguments."""
+"""The Tuner of Lightning 1.3: drivetrain's Tuner with Lightning 1.3's arguments."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def _earlier(method: Any, *names: str, **defaults: Any) -> Any:
 
 
 class Tuner(tuner.Tuner):
-    """Finds learning rates and batch sizes; ``lr_find`` only sets the attribute with ``update_attr``.
+    """Finds learning rates and batch sizes; ``lr_find`` sets the model's attribute only with ``update_attr=True``.
 
-    The arguments after the model and its data are in the order of that time; their defaults are today's.
+    The arguments after the model and its data are in Lightning 1.3's order; their defaults are drivetrain's.
     """
 
     lr_find = _earlier(
