@@ -1,4 +1,4 @@
-"""A process that writes files for this one, from memory that both share: see writer_process.py."""
+"""Start a process that writes files from memory which it shares with this process: see writer_process.py."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from drivetrain.base.memory import content_of
 from drivetrain.checkpoints import writer_process
 from drivetrain.checkpoints.arena import Arena
 
-_PROGRAM = ["-S", writer_process.__file__]  # -S: a sitecustomize that prints would print into the answers
+_PROGRAM = ["-S", writer_process.__file__]  # -S: no sitecustomize, which could print into the answers
 _START_S = 60.0  # seconds within which the process must answer that it has started
 
 
 class WriterEndedError(Exception):
-    """The process has ended, or could not start; the message says how. It has changed no complete file."""
+    """The writing process has ended or could not start; the message says why. It has changed no complete file."""
 
 
 class Writer:
-    """The process that writes checkpoints, and the memory that it shares with this one.
+    """The process that writes checkpoints, and the memory that it shares with this process.
 
     Args:
         arena: the memory.
@@ -48,11 +48,12 @@ class Writer:
             self._process = subprocess.Popen(
                 [sys.executable, *_PROGRAM, str(arena.descriptor)], bufsize=0, env=environment,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[arena.descriptor],
-                start_new_session=True,  # Ctrl-C in the terminal is meant for the training
+                # in a new session, the process does not get Ctrl-C, which is meant for the training
+                start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise WriterEndedError(f"it could not be started: {error}") from error
-        # also when this object, or the program, ends without close()
+        # runs also when this object is deleted, or the program ends, without close()
         self._end = weakref.finalize(self, _end, self._process)
         late = threading.Timer(_START_S, self._process.kill)
         late.start()
@@ -64,20 +65,20 @@ class Writer:
     def write(
         self, path: Path, records: Iterable[tuple[str, Any]], *, zipped: bool, new: bool = False
     ) -> dict[str, Any]:
-        """Write a file, durably and atomically, and return its ``size`` in bytes, its ``crc32``, and ``records``: for
-        each name the place in the file and the CRC-32.
+        """Write a file, durably and atomically. Return its ``size`` in bytes, its ``crc32``, and ``records``: by name,
+        each record's place in the file and CRC-32.
 
         Args:
             path: the file, in an existing folder.
-            records: names and contents: bytes, or tensors' storages, which are not copied if they are in the arena.
-            zipped: as a zip container, in which torch finds its records; else the contents alone, and ``records`` of
-                the result is filled.
-            new: never replace a file.
+            records: names and contents: bytes, or tensors' storages. Storages in the arena are not copied.
+            zipped: whether to write a zip container that torch reads. If False, the contents follow one another without
+                names, and only then ``records`` of the result is filled.
+            new: whether to raise an error instead of replacing a file.
 
         Raises:
-            FileExistsError: ``new`` was requested and there is such a file.
+            FileExistsError: ``new`` is true, and the file exists.
             OSError: the file could not be written; an earlier file is unchanged.
-            WriterEndedError: the process has ended.
+            WriterEndedError: the writing process has ended.
         """
         inline, listed = bytearray(), []
         for name, content in records:
@@ -103,19 +104,19 @@ class Writer:
         return answer
 
     def close(self) -> None:
-        """End the process; what it was writing is removed."""
+        """End the process, which removes the file that it has not completed."""
         self._end()
 
     def _answer(self) -> dict[str, Any]:
         answers: Any = self._process.stdout
-        poll = select.poll()  # unlike select(), for descriptors of any number
+        poll = select.poll()  # unlike select(), works with descriptors above 1023
         poll.register(answers, select.POLLIN)
         while not poll.poll(1000):
-            if not threading.main_thread().is_alive():  # Python waits for this thread before it exits
+            if not threading.main_thread().is_alive():  # the program ends, and Python waits for this thread
                 self._arena.hurry(True)
         try:
             message = writer_process.receive(answers)
-        except ValueError:  # it has printed something else
+        except ValueError:  # the process has printed something else
             message = None
         if message is None:
             raise self._ended()

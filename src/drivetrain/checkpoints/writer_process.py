@@ -1,8 +1,9 @@
-"""The program of the process that writes checkpoints in the background. It imports no torch, so it starts at once.
+"""The program of the process that writes checkpoints in the background. It does not import torch, so that it starts
+fast.
 
-It reads orders from its standard input, each a file to write, and answers each on its standard output. The bytes are in
-memory that the parent process shares, or in the order itself. It ends when its parent ends; a file that is not complete
-then is removed.
+It reads orders from its standard input and writes the answers to its standard output. Each order is a file to write.
+The file's content is in memory that the parent process shares, or in the order. The process ends when its parent ends;
+it then removes a file that is not complete.
 """
 
 from __future__ import annotations
@@ -25,19 +26,21 @@ from typing import Any, BinaryIO, cast
 from drivetrain.base import files
 
 LENGTHS = struct.Struct("<QQ")
-"""What every message begins with: the numbers of bytes of its JSON and of the content that follows it."""
+"""The start of every message: the size of the JSON in bytes, and the size of the content that follows the JSON."""
 
-ALIGNMENT = 64  # bytes; torch's own, and that of checkpoints/sharded.py
-CONTROL = 64  # bytes at the start of the shared memory: the first is not 0 while the parent waits for this process
-_CHUNK = 2**22  # bytes that are written between two rests
-_SHARE = 0.1  # the share of the time in which this process works, unless the parent waits; its work slows training down
-_LARGE = 2**20  # bytes; a smaller file says nothing about the time between two checkpoints
-_LONGEST_REST_S = 0.02  # after which it looks again whether the parent waits
+ALIGNMENT = 64  # bytes; the alignment that torch uses, and also checkpoints/sharded.py
+# bytes at the start of the shared memory that hold no tensors: the first is not 0 while the parent waits for this
+# process
+CONTROL = 64
+_CHUNK = 2**22  # bytes that are written between two pauses
+_SHARE = 0.1  # the least share of the time in which this process works; small, because its work slows training down
+_LARGE = 2**20  # bytes; smaller files are ignored when the time between two checkpoints is measured
+_LONGEST_REST_S = 0.02  # seconds after which this process looks again whether the parent waits
 _LOWEST_PRIORITY = 19
 
 
 class ParentEnded(BaseException):
-    """The process that gave the order has ended."""
+    """The parent process, which gave the order, has ended."""
 
 
 def main(memory: int, orders: int = 0, answers: int = 1) -> None:
@@ -48,8 +51,8 @@ def main(memory: int, orders: int = 0, answers: int = 1) -> None:
         orders, answers: the descriptors of the pipes.
     """
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(each, signal.SIG_IGN)  # they are meant for the training, which may still save
-    os.nice(_LOWEST_PRIORITY)  # training goes first; while it waits for this process, the processors are free
+        signal.signal(each, signal.SIG_IGN)  # these signals are meant for the training, which may still save
+    os.nice(_LOWEST_PRIORITY)  # training has priority; while training waits for this process, the processors are free
     served = _Served(memory, orders)
     with open(orders, "rb", 0, closefd=False) as incoming, open(answers, "wb", 0, closefd=False) as outgoing:
         send(outgoing, {"ready": True})
@@ -84,7 +87,7 @@ def _exactly(stream: Any, length: int) -> bytes:
 
 
 class _Summed:
-    """A stream that is written from its start to its end, with the size and the CRC-32 of what was written."""
+    """A stream that counts the bytes written to it, and computes their CRC-32."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.size = self.checksum = 0
@@ -101,7 +104,7 @@ class _Summed:
 
 
 class _Served:
-    """What this process shares with its parent: the memory, and the pipe that ends with it."""
+    """What this process shares with its parent: the memory, and the pipe of orders, which ends when the parent ends."""
 
     def __init__(self, memory: int, orders: int) -> None:
         self._memory, self._orders = memory, orders
@@ -109,7 +112,9 @@ class _Served:
         self._share, self._began, self._worked = _SHARE, -math.inf, 0.0
 
     def answer(self, order: Mapping[str, Any], content: bytes) -> dict[str, Any]:
-        """Write the file of ``order``; return its size and checksum and those of its records, or why it failed."""
+        """Write the file of ``order``; return its size and checksum and those of its records, or why the write
+        failed.
+        """
         if order["memory"] != len(self._map):
             self._map = mmap.mmap(self._memory, order["memory"], prot=mmap.PROT_READ)
         views = {True: memoryview(self._map), False: memoryview(content)}
@@ -132,7 +137,8 @@ class _Served:
         with zipfile.ZipFile(cast(Any, stream), "w", zipfile.ZIP_STORED, allowZip64=True) as container:
             for name, content in records:
                 info = zipfile.ZipInfo(name)
-                # of the header: 30 bytes, the name, 20 for sizes of 64 bits, and 4 in front of the padding
+                # the header of a record has 30 bytes, the name, 20 bytes for 64-bit sizes, and 4 bytes before the
+                # padding
                 padding = -(stream.size + 30 + len(name.encode()) + 20 + 4) % ALIGNMENT
                 info.extra = struct.pack("<2sH", b"FB", padding) + bytes(padding)
                 with container.open(info, "w", force_zip64=True) as record:
@@ -153,13 +159,15 @@ class _Served:
         return sums
 
     def _pace(self) -> None:
-        """Choose the share of the time in which this process works, so that it ends well before the next checkpoint."""
+        """Choose the share of the time in which this process works, so that it completes a file well before the next
+        checkpoint.
+        """
         now = time.monotonic()
         self._share = min(1.0, max(_SHARE, 2 * self._worked / (now - self._began)))
         self._began, self._worked = now, 0.0
 
     def _chunks(self, content: memoryview) -> Iterator[memoryview]:
-        """Return the parts of ``content``; rest after each, so that training is not slowed down."""
+        """Yield the parts of ``content``, with a pause after each, so that training is not slowed down."""
         for begin in range(0, content.nbytes, _CHUNK):
             began = time.monotonic()
             yield content[begin : begin + _CHUNK]
@@ -172,7 +180,9 @@ class _Served:
                 self._check_parent()
 
     def _check_parent(self) -> None:
-        """Raise ParentEnded if the pipe of orders has ended: the parent sends nothing while it waits for an answer."""
+        """Raise ParentEnded if the pipe of orders is readable. While the parent waits for an answer, this means that it
+        has ended.
+        """
         if select.select([self._orders], [], [], 0)[0]:
             raise ParentEnded
 
