@@ -1,4 +1,6 @@
-"""The state that a process passes to processes that it starts: variables, switches, random state."""
+"""The state that a process passes to processes that it starts: environment variables, torch's switches, random
+state.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from drivetrain.base.seed import set_rng_state
 
 T = TypeVar("T")
 
-# torch's newer switches for float32 or TF32.
+# Names of torch's newer switches, which choose float32 or TF32; "" is the one for all operations.
 _FP32_PRECISION = (
     "", "cuda.matmul", "cudnn", "cudnn.conv", "cudnn.rnn", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn",
 )  # fmt: skip
@@ -27,7 +29,8 @@ _FP32_PRECISION = (
 class ProcessState:
     """The process-wide state that a program may have set before its processes start.
 
-    A device's generators are only seeded: reading them would make this launching process use the device.
+    Of a device's generators only the seed is passed, because reading their state would make this process use the
+    device.
     """
 
     environ: dict[str, str]
@@ -77,9 +80,10 @@ class ProcessState:
         parity.use(self.parity)
 
     def _apply_fp32_precision(self) -> None:
-        """Set torch's switches for float32; torch refuses its older switches after the newer ones were used."""
+        """Set torch's switches for float32; torch refuses its older switches after the newer switches were used."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch has already warned the program about its use of the older switches
+            # torch has already given these warnings where the program set the older switches
+            warnings.simplefilter("ignore")
             if self.matmul_precision not in (None, _unless_mixed(torch.get_float32_matmul_precision)):
                 torch.set_float32_matmul_precision(self.matmul_precision)
             if self.cudnn_tf32 not in (None, _unless_mixed(lambda: torch.backends.cudnn.allow_tf32)):
