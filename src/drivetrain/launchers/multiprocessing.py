@@ -1,4 +1,4 @@
-"""Start the processes from this one: as forks of it, or as new Python processes that get its objects."""
+"""Start the processes as forks of this process, or as new Python processes that get copies of its objects."""
 
 from __future__ import annotations
 
@@ -26,32 +26,34 @@ from drivetrain.launchers.signals import Sent, exception_of, forwarding, say_who
 from drivetrain.launchers.watch import Watch
 
 _PROBE_S = 10.0
-_POLL_S = 0.5  # seconds between two looks for a signal, which sets a deadline
-_ECHO_S = 1.0  # seconds for the process that caused a failure to report, after another has lost its connection
+_POLL_S = 0.5  # seconds between two looks whether a signal has set a deadline
+_ECHO_S = 1.0  # seconds for a failed process to report, after another process has lost its connection to it
 
 
 class MultiProcessingLauncher(Launcher):
-    """One new process per device, started by ``torch.multiprocessing``; this process only waits, and is not a rank.
+    """Starts one process per device with ``torch.multiprocessing``; this process only waits, and is not a rank.
 
     Each process gets the environment variables with its rank (``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE``,
-    ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``, and ``MASTER_PORT``, which is chosen here), this process's random state and
-    torch's switches, and its share of the processors as ``OMP_NUM_THREADS`` unless that is set. With "spawn" and
+    ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``, and ``MASTER_PORT``, which the launcher chooses), its share of the processors
+    as ``OMP_NUM_THREADS`` (unless this is set), and this process's random state and torch's switches. With "spawn" and
     "forkserver" the function and its arguments are pickled, so each process has its own copy of every tensor. With
-    "fork" the processes inherit both. Tensors that the program has put into shared memory stay shared, except the
-    parameters and buffers of modules: replicas that shared their weights would each train them.
+    "fork" the processes inherit the function and its arguments. Tensors that the program has put into shared memory
+    stay shared, except the parameters and buffers of modules, because otherwise all replicas would train the same
+    weights.
 
     Args:
         environment: provides the machine's node rank, and the main address and port.
         num_processes: the number of processes on this machine.
         num_nodes: the number of machines; the program is started once on each.
-        start_method: "spawn" starts a new Python for each process, which imports the program's file again: it needs an
-            ``if __name__ == "__main__":``. "fork" copies this process, also in notebooks, but only before a device or
-            torch's threads were used here. "forkserver" copies a clean process, and pickles like "spawn".
-        interrupt_grace_s: seconds for the processes to end after an interrupt before all of them run; later they have
-            ``stop_timeout_s``.
+        start_method: "spawn" starts a new Python for each process, which imports the program's file again, so this file
+            needs an ``if __name__ == "__main__":``. "fork" copies this process, also in notebooks, but only if this
+            process has not yet used a device or torch's threads. "forkserver" copies a fresh Python process, and
+            pickles like "spawn".
+        interrupt_grace_s: seconds for the processes to end after an interrupt that arrives before all of them run.
+            After a later interrupt they have ``stop_timeout_s``.
 
     Raises:
-        ConfigurationError: the start method is unknown, or not supported here.
+        ConfigurationError: the start method is unknown, or this system does not support it.
     """
 
     _names: ClassVar = {method: {"start_method": method} for method in ("spawn", "fork", "forkserver")}
@@ -106,7 +108,7 @@ class MultiProcessingLauncher(Launcher):
 
     @contextmanager
     def _ending_all(self) -> Iterator[list[Any]]:
-        """Context with a list of processes, all of which have ended when it is left."""
+        """Context with a list for processes. When the context ends, all processes in the list have ended."""
         processes: list[Any] = []
         try:
             yield processes
@@ -127,7 +129,8 @@ class MultiProcessingLauncher(Launcher):
     # ---- while they run ------------------------------------------------------------------------------------------
 
     def _wait(self, processes: Sequence[Any], board: Board, sent: Sent) -> None:
-        """Wait until all processes have ended normally, or one has failed; after a signal, until all have saved.
+        """Wait until all processes have ended normally, or one has failed; after a signal, until all processes have
+        saved.
 
         Raises:
             LaunchError: a process has failed, or the ranks wait for each other.
@@ -168,7 +171,8 @@ def _raise(local_rank: int, process: Any, failure: Failure, board: Board) -> Non
     rank, code = board.ranks[local_rank], process.exitcode
     if failure.interrupted or code in (128 + signal.SIGINT, -signal.SIGINT):
         raise KeyboardInterrupt
-    if code in (128 + signal.SIGTERM, -signal.SIGTERM):  # -SIGTERM if the signal came before the Trainer handled it
+    # -SIGTERM if the signal came before the Trainer had a handler for it
+    if code in (128 + signal.SIGTERM, -signal.SIGTERM):
         raise SIGTERMException
     message = f"Rank {rank} of {board.world_size} (process {process.pid}, exit code {code}) {failure.summary}"
     # the message comes last, because it contains the error
@@ -178,10 +182,11 @@ def _raise(local_rank: int, process: Any, failure: Failure, board: Board) -> Non
 
 @contextmanager
 def _ends(processes: Sequence[Any]) -> Iterator[dict[Any, int]]:
-    """Context with an object to wait on for each local rank: it is ready when the process ends.
+    """Context with an object for each local rank that is ready, in the sense of ``connection.wait``, when the process
+    ends.
 
     Python's own sentinel is a pipe that the process's children also keep open, so a killed rank would seem to live as
-    long as its loader's workers. On Linux, a pidfd refers to the process alone.
+    long as its DataLoader workers. On Linux, a pidfd does not depend on children.
     """
     with ExitStack() as stack:
         ends: dict[Any, int] = {}
@@ -218,12 +223,9 @@ def _send(processes: Sequence[Any], number: int) -> None:
 
 @contextmanager
 def _early_variables(place: child.Place) -> Iterator[None]:
-    """Set the variables that a process needs before its first line of user code, when it imports the program's file
-    again.
-
-    These are the variables with its rank, so that only rank 0 logs. The variable that marks a started process is not
-    set yet. With this variable, a program's file without a guard would continue as a rank, instead of getting Python's
-    error for the missing guard.
+    """Set the variables that a new process needs while it imports the program's file, which is its first user code.
+    With its rank, only rank 0 logs. The variable that marks a started process is not set yet. Otherwise, a file without
+    ``if __name__ == "__main__":`` would continue as a rank, instead of getting Python's error for this.
     """
     early = {name: place.variables[name] for name in ("RANK", "OMP_NUM_THREADS") if name in place.variables}
     before = {name: os.environ[name] for name in early if name in os.environ}
