@@ -1,12 +1,13 @@
 """Detect that a machine's ranks make no progress: report which ranks wait and which are missing, and perhaps end the
 job.
 
-[Note: when a job that hangs is ended] A report alone never ends a job. The job is ended only if no rank can continue:
-some rank has waited in a collective for the complete timeout, and no rank that is missing there can arrive. A rank
-cannot arrive if it is dead, has been stopped for a while, or waits in another collective for ranks that cannot arrive.
-The job is also ended if some rank waits at the end of a phase of the set-up, where all ranks meet, and a rank of this
-machine is dead or has been stopped for a while. A rank that does something else may still arrive: it may compile, save,
-prepare data, or be in a debugger. Detection needs Linux, and collectives that torch's Flight Recorder records.
+[Note: when a job that hangs is ended]
+A report alone never ends a job. The job is ended only if no rank can continue: some rank has waited in a collective for
+the complete timeout, and no rank that is missing there can arrive. A rank cannot arrive if it is dead, has been stopped
+for a while, or waits in another collective for ranks that cannot arrive. The job is also ended if some rank waits at
+the end of a phase of the set-up, where all ranks meet, and a rank of this machine is dead or has been stopped for a
+while. A rank that does something else may still arrive: it may compile, save, prepare data, or be in a debugger.
+Detection needs Linux, and collectives that torch's Flight Recorder records.
 
 The watch reads shared memory and /proc about once a second, in a process that is not a rank. Before the timeout, the
 watch asks the ranks nothing. This file is imported without torch.

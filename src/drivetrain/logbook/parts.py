@@ -1,4 +1,6 @@
-"""Values that a module's replicas log about their parts of one batch, combined as one module would have logged them."""
+"""Combine the values that a module's replicas log about their parts of one batch into those that one module
+would log.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _OPENING = threading.Lock()  # replicas may run in threads
 
 
 class _Pushed(NamedTuple):
-    """One value that a replica has logged, and its number of samples."""
+    """One value that a replica has logged, and the number of samples for which it stands."""
 
     value: Any
     samples: Any
@@ -26,7 +28,7 @@ class _Pushed(NamedTuple):
 
 
 class PartEntry:
-    """Replaces an :class:`Entry` on one replica: stores the logged values."""
+    """Takes the place of an :class:`Entry` on one replica, and stores the logged values."""
 
     def __init__(self, entry: Entry, options: Options, samples: int) -> None:
         self.entry, self.options, self._samples = entry, options, samples
@@ -46,14 +48,14 @@ class PartEntry:
 
 
 class _Scope:
-    """The members of a :class:`~drivetrain.logbook.logbook.Scope` that ``self.log`` reads."""
+    """Has those members of a :class:`~drivetrain.logbook.logbook.Scope` that ``self.log`` reads."""
 
     def __init__(self) -> None:
         self.entries: dict[str, PartEntry] = {}
 
 
 class PartBook:
-    """Replaces the logbook on one replica, during one step.
+    """Takes the place of the logbook on one replica, during one step.
 
     Args:
         book: the logbook of the run.
@@ -65,7 +67,7 @@ class PartBook:
         self.scope = _Scope()
 
     def open_entry(self, name: str, value: Any, options: Options, batch_size: Any = None) -> PartEntry:
-        """Open the entry in the logbook, which checks the call, and return this replica's entry."""
+        """Open the entry in the logbook, which checks the arguments, and return this replica's entry."""
         with _OPENING:
             entry = self._book.open_entry(name, value, options, batch_size)
         known = self.scope.entries.get(name)
@@ -75,13 +77,15 @@ class PartBook:
 
 
 def logging_into(module: nn.Module, book: Any) -> AbstractContextManager[None]:
-    """Context in which ``module`` and its submodules log into ``book``, unless they log nothing."""
+    """Context in which ``module`` and its submodules log into ``book``; those that have no logbook still log
+    nothing.
+    """
     return replaced_in(module, "_book", lambda own: book)
 
 
 @contextmanager
 def replaced_in(module: nn.Module, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Context in which the attribute ``name`` of each LightningModule in ``module`` is replaced by ``make`` of it."""
+    """Context in which the attribute ``name`` of each LightningModule in ``module`` is replaced by ``make(value)``."""
     own = {each: each.__dict__[name] for each in module.modules() if each.__dict__.get(name) is not None}
     for each, value in own.items():
         each.__dict__[name] = make(value)
@@ -96,7 +100,7 @@ def merge(books: Sequence[PartBook], device: torch.device) -> None:
     """Log the replicas' values in the logbook: for each name, the replicas' first values as one value, then their
     second values, and so on.
 
-    A mean is weighted by each replica's samples; sums, minima and maxima are taken over the replicas.
+    In a mean, a replica's value is weighted by its samples; sums, minima and maxima are taken over the replicas.
 
     Args:
         books: the replicas' books, in the order of the parts.
