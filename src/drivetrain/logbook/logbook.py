@@ -72,9 +72,8 @@ class Logbook:
         logged_metrics: the latest values that loggers get, under the loggers' names, as tensors on their own device.
         flushes: the number of times that values were read from a device.
         sum_dtype: the dtype of sums over an epoch; float64 if the device supports it.
-        reduce: for the ranks that see different samples: a function that checks that their names are equal, and returns
-            the sums of a list of numbers and the maxima of another; ``None``: one rank. ``reduce_world``: for all
-            ranks.
+        reduce: checks that the ranks that see different samples log the same names, and returns the sums of a list of
+            numbers and the maxima of another; ``None``: one rank. ``reduce_world``: the same for all ranks.
         own_reduce: a user strategy's reduction of the ranks' values; ``None``: exact sums.
         history: on rank 0, the values that loggers get, of all runs of the Trainer.
         sync_metric: how a metric object gathers the ranks' states if not all ranks see different samples.
