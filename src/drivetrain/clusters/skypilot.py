@@ -1,4 +1,4 @@
-"""SkyPilot: it runs the program once on each node of a task."""
+"""SkyPilot, which runs the program once on each node of a task."""
 
 from __future__ import annotations
 

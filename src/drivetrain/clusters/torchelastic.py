@@ -6,7 +6,8 @@ from drivetrain.clusters.environment import ClusterEnvironment
 
 
 class TorchElasticEnvironment(ClusterEnvironment):
-    """A process started by ``torchrun``, which exports the variables that the base class reads.
+    """The environment of a process that ``torchrun`` has started. ``torchrun`` sets the variables that the base class
+    reads.
 
     Args:
         environ: the environment variables; ``None``: the variables of this process.

@@ -1,4 +1,4 @@
-"""torch_xla: its runtime numbers the replicas of a job."""
+"""torch_xla, whose runtime numbers the replicas of a job."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _NO_PORT = -1
 
 
 class XLAEnvironment(ClusterEnvironment):
-    """The ranks of a job whose processes torch_xla's ``xmp.spawn`` starts, from torch_xla's runtime.
+    """Takes the ranks from torch_xla's runtime, for a job whose processes ``xmp.spawn`` starts.
 
     Reading a rank starts the runtime in this process. The replicas find each other without an address. ``XLAStrategy``
-    creates this environment; it is never detected.
+    creates this environment; the Trainer never detects it.
 
     Args:
         environ: ignored.
@@ -58,4 +58,4 @@ class XLAEnvironment(ClusterEnvironment):
         return int(xla_runtime.host_index())
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Accept any number: no replica is started yet, and torch_xla's runtime counts them."""
+        """Accept any number, because the replicas start later, and torch_xla's runtime determines their number."""
