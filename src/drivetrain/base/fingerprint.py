@@ -15,7 +15,8 @@ ROW = 1 << 14
 is multiplied by a weight of its own.
 """
 _AT_ONCE = 1 << 20  # the number of values that are converted to 64 bits at a time
-# A value of 64 bits is read as two of 32 bits. Otherwise, two flips of a highest bit would cancel modulo 2**64.
+# A value of 64 bits is read as two of 32 bits. Otherwise, two flips of highest bits would cancel modulo 2**64, as in a
+# swap of 0.0 and -0.0.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 _HOST = torch.device("cpu")
 _INDICES = {  # by layout: the members of a sparse tensor that hold its values and their places
@@ -36,7 +37,7 @@ def fingerprint(tensor: Tensor) -> Tensor:
     and bits. The host does not wait for the device.
 
     Each value, read as an integer, is multiplied by an odd number that depends on its place, and the products are added
-    modulo 2**64; so a change of one value always changes the sum.
+    modulo 2**64; so a change of one value of at most 32 bits always changes the sum.
 
     Raises:
         NotSupportedError: the tensor has no bits to read: a meta tensor, or one of torch's quantized types.

@@ -1,4 +1,4 @@
-"""Restore parts of a checkpoint; errors become a CheckpointError that names the part."""
+"""Restore parts of a checkpoint, and turn each error into a CheckpointError that names the part."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _LARGEST = 2**63
 
 
 class WrongForm(CheckpointError):
-    """An entry of a part is missing or has another type than the part writes; :func:`restoring` completes the message.
+    """An entry of a part's state is missing or has a wrong type; :func:`restoring` completes the message.
 
     Args:
-        place: the path in the part, such as "['state'][0]"; "" for the part itself.
+        place: the path in the part's state, such as "['state'][0]"; "" for the state itself.
         what: a description of the error.
     """
 
@@ -36,10 +36,11 @@ class WrongForm(CheckpointError):
 
 @contextlib.contextmanager
 def restoring(part: str) -> Iterator[None]:
-    """Context that restores ``part``, such as "optimizer 0 (Adam)"; exceptions become CheckpointErrors that name it.
+    """Context in which ``part``, such as "optimizer 0 (Adam)", is restored. Exceptions become CheckpointErrors that
+    name the part.
 
     Raises:
-        CheckpointError: for any exception in the block, which becomes its cause. Errors of this package are not
+        CheckpointError: the block has raised an exception, which becomes the cause. drivetrain's own errors are not
             changed.
     """
     try:
@@ -61,7 +62,7 @@ def restoring(part: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming(path: Any) -> Iterator[None]:
-    """Context whose CheckpointErrors name the file that was read."""
+    """Context in which the message of a CheckpointError gets the name of the file that was read."""
     try:
         yield
     except CheckpointError as error:
@@ -71,7 +72,7 @@ def naming(path: Any) -> Iterator[None]:
 
 
 def problem_of(call: Callable[..., Any], *args: Any) -> str | None:
-    """Return the message of the CheckpointError that ``call(*args)`` raises, or ``None``."""
+    """Return the message of the CheckpointError that ``call(*args)`` raises; ``None`` if it raises none."""
     try:
         call(*args)
     except CheckpointError as error:
@@ -190,10 +191,9 @@ NUMBER: Form = (Tensor, bool, int, float, number)
 
 
 def check_form(saved: Any, own: Any, place: str = "") -> None:
-    """Compare a saved state with the part's present state: values at the same paths must have the same types.
+    """Compare a saved state with the part's present state ``own``: values at the same paths must have the same types.
 
-    Entries that only the saved or only the present state has are ignored, and if ``own`` is ``None`` any single value
-    is accepted.
+    Entries that only one of the states has are ignored. If a present value is ``None``, any single value is accepted.
 
     Raises:
         WrongForm: the types differ at some path.
@@ -230,11 +230,11 @@ def check_form(saved: Any, own: Any, place: str = "") -> None:
 
 # ---- values that torch uses without a check --------------------------------------------------------------------------
 
-# torch's optimizers whose first step creates a parameter's complete state, whatever its gradient is.
+# Optimizers of torch whose first step creates a parameter's complete state, whatever the gradient is.
 _TRIED = frozenset({
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
 })  # fmt: skip
-# Options that some versions of torch lack, and that its optimizers add themselves.
+# Options that some versions of torch lack. An optimizer adds them itself to a state without them.
 _LATER_OPTIONS = frozenset({
     "amsgrad", "capturable", "decoupled_weight_decay", "differentiable", "foreach", "fused", "initial_lr", "maximize",
     "nesterov", "param_names", "swap",
@@ -242,7 +242,7 @@ _LATER_OPTIONS = frozenset({
 
 
 def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
-    """Check the values that torch's optimizers read only in their next step.
+    """Check the values in an optimizer's state that torch reads only in the next step.
 
     Raises:
         WrongForm: a value is missing, or has another type or shape.
@@ -265,7 +265,7 @@ def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
                 continue
             if key in group:
                 check_form(group[key], value, f"{place}[{key!r}]")
-            # other options belong to schedulers and wrappers
+            # options that are no defaults belong to schedulers and wrappers
             elif key in optimizer.defaults and key not in _LATER_OPTIONS:
                 raise WrongForm(f"{place}[{key!r}]", "is missing")
         example = _example_state(type(optimizer), group, own, place) if is_tried else {}
@@ -285,7 +285,7 @@ def _example_state(
 ) -> Mapping[str, Tensor]:
     """Return the state that one step with the options of ``group`` creates for a parameter with one dimension.
 
-    The constructor checks the options: with a wrong option, the optimizer's step would divide by zero, or fail.
+    The optimizer's constructor checks the options, because with a wrong option its step would divide by zero, or fail.
     """
     on_host = all(parameter.device.type == "cpu" for parameter in own["params"])
     for option in ("capturable", "differentiable"):
@@ -298,7 +298,7 @@ def _example_state(
     try:
         example = kind([parameter], **{key: group[key] for key in taken if key in group})
         with torch.no_grad():
-            # the undecorated step, without the hooks that programs register for all optimizers
+            # unwrap: the step without the hooks that programs register for all optimizers
             inspect.unwrap(kind.step)(example)
     except (TypeError, ValueError, RuntimeError) as error:
         raise WrongForm(place, f"has options that {kind.__name__} refuses: {shown_error(error)}") from error
@@ -311,7 +311,7 @@ def _check_parameter_state(
     for key, made in example.items():
         value, where = state.get(key), f"{place}[{key!r}]"
         if value is None and example.keys() == {"momentum_buffer"}:
-            continue  # SGD creates a missing state itself
+            continue  # SGD creates a missing momentum_buffer itself
         if value is None:
             raise WrongForm(where, "is missing")
         if not made.ndim:
@@ -353,12 +353,12 @@ def load_states(
 
 
 _BY_GROUP = frozenset({"base_lrs", LAST_RATES, "lr_lambdas", "max_lrs", "min_lrs"})
-_OF_OLDER_TORCH = frozenset({"verbose"})  # entries that present schedulers do not have
+_OF_OLDER_TORCH = frozenset({"verbose"})  # entries of schedulers' states in older versions of torch
 
 
 def scheduler_state(scheduler: Any) -> Any:
-    """Return the state of a scheduler without the function that torch 2.9's SWALR has in it, which is no plain data and
-    which the constructor sets.
+    """Return a scheduler's state without ``anneal_func``. In torch 2.9, the state of SWALR contains this function,
+    which is not plain data and which the constructor sets.
     """
     state = scheduler.state_dict()
     if isinstance(state, Mapping) and callable(state.get("anneal_func")):
@@ -367,7 +367,7 @@ def scheduler_state(scheduler: Any) -> Any:
 
 
 def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
-    """Load each scheduler's state, and log which constructor arguments it replaces.
+    """Load each scheduler's state, and log which arguments of its constructor the state replaces.
 
     Raises:
         CheckpointError: a state is missing or does not fit.
@@ -376,7 +376,7 @@ def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
     load_states("scheduler", schedulers, states, check_scheduler_state)
     for scheduler, own in zip(schedulers, before, strict=True):
         if not isinstance(now := scheduler_state(scheduler), Mapping):
-            continue  # a scheduler of the user's own without a state
+            continue  # a user's scheduler without a state
         names = inspect.signature(type(scheduler).__init__).parameters.keys() & own.keys() & now.keys()
         numbers = [name for name in sorted(names - {"last_epoch"}) if isinstance(own[name], (int, float))]
         if changed := [f"{name}={now[name]} instead of {own[name]}" for name in numbers if now[name] != own[name]]:
@@ -387,7 +387,7 @@ def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
 
 
 def check_scheduler_state(state: Any, scheduler: Any, place: str = "") -> None:
-    """Check the entries that torch's schedulers set as attributes.
+    """Check the entries of a scheduler's state, because torch's schedulers set each as an attribute.
 
     Raises:
         WrongForm: an entry is missing or has another type, or would replace a method or the optimizer.
@@ -435,8 +435,8 @@ def check_rng_state(state: Any, place: str = "") -> None:
 
 
 def check_generators(states: Any, place: str) -> None:
-    """Do the work of :func:`check_rng_state` for a list of states of torch's generators, on the host or on the
-    accelerator.
+    """Check a list of states of torch's generators, on the host or on the accelerator, as
+    :func:`check_rng_state` does.
     """
     for index, state in enumerate(expect(states, (list, tuple), place)):
         expect(state, Tensor, f"{place}[{index}]")
@@ -452,5 +452,5 @@ def check_generators(states: Any, place: str) -> None:
 def _tried(take: Callable[[Any], Any], state: Any, place: str) -> None:
     try:
         take(state)
-    except Exception as error:  # a generator may raise anything
+    except Exception as error:  # a generator may raise any exception
         raise WrongForm(place, f"is not the state of a generator: {shown_error(error)}") from error
