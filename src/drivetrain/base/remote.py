@@ -288,7 +288,7 @@ def remove_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def _put_new(system: Any, local: str, path: str, address: str | os.PathLike[str]) -> None:
-    """Upload a file; if the store supports this condition, only if no object has this name when the upload ends."""
+    """Upload a file on the condition, if the store supports it, that no object has this name when the upload ends."""
     put = getattr(system, "_put_file", system.put_file)
     if "mode" not in inspect.signature(put).parameters:
         system.put_file(local, path)

@@ -27,8 +27,8 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
 
     Args:
         seed: 0 to 2**32 - 1. ``None``: the environment variable ``PL_GLOBAL_SEED``, or 0 if it is unset.
-        workers: also seed each DataLoader worker from (seed, rank, worker id). Loaders seed only torch differently in
-            each worker; with this argument, python's and numpy's generators get such seeds, too.
+        workers: also seed each DataLoader worker from (seed, rank, worker id). Without this, a DataLoader's workers get
+            different seeds, but the same seeds on every rank.
         verbose: log the seed on rank 0.
 
     Raises:
