@@ -78,7 +78,7 @@ class WrongTypeError(ConfigurationError, TypeError):
 
 class SignatureError(ConfigurationError, TypeError, RuntimeError):
     """A step or a hook does not accept the loop's arguments. The error is also a TypeError, which Python raises for a
-    wrong call, and a RuntimeError, because only the run shows whether there are several loaders.
+    wrong call, and a RuntimeError, because whether a step needs ``dataloader_idx`` is known only during the run.
     """
 
 
@@ -166,7 +166,7 @@ class CheckpointMismatchError(CheckpointError, RuntimeError):
 
 
 class PeerError(DrivetrainError):
-    """Another rank of the job has failed, so this one ends too. The message names the rank, the place, and the
+    """Another rank of the job has failed, so this rank ends, too. The message names the rank, the place, and the
     exception.
     """
 

@@ -254,7 +254,7 @@ DOCS = {name: " ".join(text.split())[:-1] for name, text in _ENTRIES.findall(ins
 
 def doc_of(field: dataclasses.Field[Any]) -> str:
     """Return the line that documents an argument."""
-    doc = DOCS.get(field.name, "")  # under ``python -OO`` there are no docstrings, and so no documentation
+    doc = DOCS.get(field.name, "")  # "": under ``python -OO`` there are no docstrings
     return f"{doc}; not supported yet: only the default is accepted" if field.name in NOT_YET else doc
 
 
@@ -486,4 +486,4 @@ def _parsed(text: str) -> Any:
 
 
 NOT_YET: dict[str, Any] = {"model_registry": None}
-"""Arguments whose feature does not exist yet, each with the only value that it accepts."""
+"""Arguments whose feature does not exist yet: by name, the only value that the argument accepts."""

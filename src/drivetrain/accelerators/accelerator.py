@@ -24,12 +24,13 @@ HOST = torch.device("cpu")
 
 
 class Accelerator(ABC):
-    """Base class: connects a program to one kind of hardware.
+    """Base class of accelerators: an accelerator connects a program to one kind of hardware.
 
     A subclass must define five methods; the other members have defaults, which ask torch about the device type.
     Instances keep no state of a run, so several Trainers may use one instance.
 
-    Subclasses are for experts: this contract may change in a minor version. The changelog lists such changes.
+    Writing a subclass is for experts, because this contract may change in a minor version. The changelog lists such
+    changes.
     """
 
     contract_version: ClassVar[int] = 1

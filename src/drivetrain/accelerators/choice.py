@@ -115,7 +115,7 @@ def check_strategy(accelerator: Accelerator, strategy: str, works_on: frozenset[
         works_on: ``Strategy.accelerators``: names of accelerators, or types of devices.
 
     Raises:
-        ConfigurationError: the strategy does not work on it.
+        ConfigurationError: the strategy does not work on the accelerator.
     """
     if works_on and accelerator.name not in works_on and accelerator.autocast_device_type not in works_on:
         names = " or ".join(f'"{name}"' for name in sorted(works_on))

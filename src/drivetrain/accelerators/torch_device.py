@@ -137,8 +137,8 @@ def check_indices(given: Any, indices: Sequence[int], count: int, owner: str) ->
 
 
 def as_auto(given: Any, accelerator: Accelerator, numbers_of: Callable[[int], list[int]]) -> Any:
-    """Return "auto" if ``given`` means all processes of this machine, and their devices are not simply the first ones;
-    otherwise ``given``.
+    """Return "auto" if ``given`` means all processes that the cluster has started on this machine, and the cluster
+    gives them other devices than the first ones; otherwise ``given``.
 
     -1 and the number of processes mean all. A cluster may give one device to several processes.
 
@@ -154,7 +154,9 @@ def as_auto(given: Any, accelerator: Accelerator, numbers_of: Callable[[int], li
 
 
 def as_numbers(devices: Any) -> Any:
-    """Return a string of digits as a count, a string with commas as a list of numbers, any other value unchanged."""
+    """Return a string of digits as a count, a string with commas as a list of numbers, and any other value
+    unchanged.
+    """
     if not isinstance(devices, str):
         return devices
     parts = [part.strip() for part in devices.split(",") if part.strip()]

@@ -83,7 +83,8 @@ class XLAAccelerator(Accelerator):
     def is_available() -> bool:
         try:
             return XLAAccelerator.auto_device_count() > 0
-        except (ImportError, OSError, RuntimeError):  # the installed torch_xla does not fit this torch or this machine
+        # the installed torch_xla does not work with this torch, or on this machine
+        except (ImportError, OSError, RuntimeError):
             return False
 
     @classmethod

@@ -53,7 +53,7 @@ def compile_in_place(module: nn.Module, context: Any) -> None:
 def compile_forward(module: nn.Module, context: Any) -> None:
     """Let the ``forward`` of ``module`` run code compiled by ``context``, while the module's hooks run uncompiled.
 
-    The reason is that FSDP gathers and frees parameters in hooks. Layers of one class share compiled code.
+    The reason is that FSDP gathers and frees parameters in hooks. Layers of the same class share compiled code.
     """
     if context_of(module) is context:
         return
@@ -117,9 +117,8 @@ _TRACED = {
 def keep_out_of_graphs(*classes: type) -> None:
     """Keep functions of drivetrain that a step calls, such as ``self.log``, out of torch.compile's graphs.
 
-    Without this, torch.compile would trace into the logbook and the loops, and compile the step again whenever a
-    counter changes. If a step calls such a function, the step's graph ends before the call, and another graph begins
-    after it.
+    Otherwise torch.compile would trace into the logbook and the loops, and compile the step again whenever a counter
+    changes. If a step calls such a function, the step's graph ends before the call, and another graph begins after it.
 
     Args:
         classes: the classes whose members a step may call.

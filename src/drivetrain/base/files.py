@@ -135,7 +135,7 @@ def names(folder: str | os.PathLike[str]) -> list[str]:
 def temporary_beside(target: str | os.PathLike[str]) -> Path:
     """Return a free name in the folder of ``target``.
 
-    It does not contain the target's name, which may be as long as the file system allows.
+    The free name does not contain the target's name, which may be as long as the file system allows.
     """
     return Path(target).with_name(f".{uuid.uuid4().hex}.part")
 
@@ -152,7 +152,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
             this.
 
     Raises:
-        FileExistsError: ``new`` was requested and there is such a file.
+        FileExistsError: ``new`` is true, and the file exists.
         OSError: the file could not be written; the message names the cause, and an earlier file is unchanged.
     """
     if is_remote(path):
@@ -210,7 +210,7 @@ def link(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
     possible.
 
     Returns:
-        False if ``replaces`` is False and a file has this name, which is kept.
+        False if ``replaces`` is False and ``path`` exists; then the file at ``path`` is kept.
 
     Raises:
         OSError: the link could not be created; an earlier file is unchanged.
@@ -235,7 +235,7 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
     """Copy a file, atomically and durably, also from or to an address.
 
     Returns:
-        False if ``replaces`` is False and a file has this name, which is kept.
+        False if ``replaces`` is False and ``path`` exists; then the file at ``path`` is kept.
 
     Raises:
         OSError: as in :func:`replacing`.
@@ -259,7 +259,7 @@ def move(source: Path, target: Path, new: bool = False) -> None:
         new: whether to raise an error instead of replacing a file. If True, ``source`` may keep its old name, too.
 
     Raises:
-        FileExistsError: ``new`` was requested and there is such a file.
+        FileExistsError: ``new`` is true, and the file exists.
         OSError: ``target`` is not a file, see :func:`check_replaceable`, or the rename failed.
     """
     check_replaceable(target)
@@ -281,7 +281,8 @@ def check_replaceable(target: Path) -> None:
 
     Raises:
         IsADirectoryError: ``target`` is a folder.
-        OSError: ``target`` is a device, a pipe or a socket, its name is too long, or its folder cannot be searched.
+        OSError: ``target`` is a device, a pipe or a socket, or its name is too long, or this process may not search its
+            folder.
     """
     try:
         found = os.lstat(target)

@@ -133,7 +133,7 @@ def missing_arguments(fn: Callable[..., Any], contract: Callable[..., Any]) -> s
     """If ``fn`` cannot be called like ``contract``, return the parameters that it should have, as text; otherwise
     ``None``.
 
-    Names do not matter, and ``dataloader_idx`` may be left out if the contract has a default for it.
+    The parameters' names do not matter. ``fn`` may lack ``dataloader_idx`` if ``contract`` has a default for it.
 
     Args:
         fn: a bound method, or a function that replaces it.

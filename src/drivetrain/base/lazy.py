@@ -22,7 +22,7 @@ _in_block: set[int] = set()  # ids of the threads that are in a ``with on_first_
 
 
 class Later:
-    """A module that is imported when an attribute of it is read or set.
+    """Stands for a module, which is imported when an attribute of it is read or set.
 
     The object does not keep the module: each use looks the module up in ``sys.modules``, as an import statement in a
     function does.

@@ -41,7 +41,7 @@ def bytes_of(tensors: Iterable[Tensor], device: torch.device) -> int:
             try:
                 storage = local.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()
-            except (RuntimeError, NotImplementedError):  # tensors without their own storage, such as sparse ones
+            except (RuntimeError, NotImplementedError):  # a tensor without a storage of its own, such as a sparse one
                 storages[id(tensor)] = local.numel() * local.element_size()
     return sum(storages.values())
 

@@ -60,8 +60,9 @@ def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
 
 
 def any_rank_info(message: str, html: str = "") -> None:
-    """Log ``message`` at INFO on the logger named "drivetrain"; by default it appears on stderr. In a notebook, which
-    shows stderr in red, the message is a normal output instead; ``html``, if given, is shown in its place.
+    """Log ``message`` at INFO on the logger named "drivetrain"; by default the message appears on stderr. In a
+    notebook, which shows stderr in red, the message is a normal output instead; ``html``, if given, is shown in its
+    place.
 
     If that logger or the root logger has a handler, only the handler gets the message. Even without one, the logger's
     level and ``logging.disable`` can silence it.
@@ -138,7 +139,7 @@ def _line_outside(frame: FrameType | None) -> _Place:
 
 
 def _definition_of(thing: type | Callable[..., Any] | None) -> _Place | None:
-    """Return where a class or function is defined; ``None`` if its source is not available."""
+    """Return where a class or function is defined; ``None`` if the source is not available."""
     if thing is None:
         return None
     code = getattr(inspect.unwrap(thing), "__code__", None)

@@ -402,7 +402,7 @@ def _identity(cls: type[Any]) -> tuple[str, str]:
 
 
 def check_contract_version(cls: type[Any], current: int, kind: str) -> None:
-    """Check the contract version that ``cls`` declares in its own body, if any.
+    """Check the contract version that ``cls`` declares in its own body, if it declares one.
 
     Args:
         cls: a subclass of a versioned contract.
@@ -422,7 +422,7 @@ def check_contract_version(cls: type[Any], current: int, kind: str) -> None:
 
 
 def load(path: str) -> Any:
-    """Return the object at ``"package.module:name"``, imported when this is called.
+    """Import a module, and return an object in it; ``path`` is ``"package.module:name"``.
 
     In this way drivetrain's core loads default callbacks and loggers, whose folders it must not import.
     """

@@ -112,7 +112,7 @@ def check_argument(owner: str, name: str, value: Any) -> None:
 
 
 def written_at(address: str | os.PathLike[str]) -> float | None:
-    """Return when the file was written, in seconds; 0.0 if the server does not provide it, ``None`` if there is no
+    """Return when the file was written, in seconds; 0.0 if the server does not tell the time, ``None`` if there is no
     file.
 
     Raises:
@@ -143,7 +143,7 @@ def size(address: str | os.PathLike[str]) -> int:
 
 
 def names(folder: str | os.PathLike[str]) -> list[str]:
-    """Return the names of files and folders in a folder; none if it does not exist.
+    """Return the names of files and folders in a folder; an empty list if the folder does not exist.
 
     Raises:
         OSError: the folder cannot be listed.

@@ -81,7 +81,7 @@ def problem_of(call: Callable[..., Any], *args: Any) -> str | None:
 
 
 def shown_error(error: BaseException) -> str:
-    """Return the text of ``error``, in one line and shortened if it is long."""
+    """Return the text of ``error`` in one line, shortened if the text is long."""
     text = " ".join(str(error).split()).removesuffix(".")
     return text if len(text) <= 300 else f"{text[:297]}..."
 
@@ -90,15 +90,16 @@ def shown_error(error: BaseException) -> str:
 
 
 Form = Any
-"""What a saved value must be, declared beside the state that it is a part of. One of:
+"""The type and structure that a saved value must have, declared in the file that saves it. A form is one of:
 
 - a type: an instance of it;
 - ``{"name": form, "other?": form}``: a mapping with these entries, of which those with "?" may be missing, and any
   others;
 - ``{str: form}``: a mapping with any number of such keys and values;
 - ``[form]``: a list or tuple of any length;
-- a function of the value and its place, which raises :class:`WrongForm`;
-- a tuple: ``None`` if the tuple contains it, or else an instance of one of its types that also has its other forms.
+- a function that gets the value and its place, and raises :class:`WrongForm` for a wrong value;
+- a tuple: ``None`` if the tuple contains ``None``; otherwise an instance of one of its types that also has its other
+  forms.
 """
 
 
@@ -339,7 +340,7 @@ def load_states(
         load: called with part and state after the check.
 
     Raises:
-        CheckpointError: there are more or fewer states than parts, or a state does not fit its part.
+        CheckpointError: the numbers of states and parts differ, or a state does not fit its part.
     """
     if len(parts) != len(states):
         raise CheckpointError(

@@ -72,7 +72,7 @@ def worker_seed_init(worker_id: int, rank: int | None = None) -> None:
     """Seed python and numpy from the loader's base seed, the rank and the worker id; a ``worker_init_fn`` for
     DataLoaders.
 
-    ``rank`` is the index of this process's part of the data; ``None``: its rank in the job.
+    ``rank`` is the index of the part of the data that this process reads; ``None``: its rank in the job.
 
     On rank 0, torch keeps the seed that the DataLoader gives each worker, which depends on the base seed and the worker
     id. The loaders of other ranks draw the same base seed. On these ranks torch is seeded, too, because otherwise all
@@ -82,7 +82,7 @@ def worker_seed_init(worker_id: int, rank: int | None = None) -> None:
     rank = rank_from_environ() if rank is None else rank
     words = [base & 0xFFFFFFFF, (base >> 32) & 0xFFFFFFFF, worker_id, rank]
     mixed = 0
-    # one round of splitmix64 per word, so that neighbouring (rank, worker) pairs get unrelated seeds
+    # one round of splitmix64 for each word, so that similar pairs of rank and worker get unrelated seeds
     for word in words:
         mixed = (mixed + word + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
@@ -276,7 +276,7 @@ class Generators:
 
 @contextmanager
 def isolate_rng() -> Iterator[None]:
-    """Context that restores every random generator at its end."""
+    """Context that, at its end, restores the state that every random generator had at its beginning."""
     state = rng_state()
     try:
         yield

@@ -48,7 +48,7 @@ def instead_of(owner: str, name: str) -> str | None:
 
     Args:
         owner: a package, "Trainer" for its arguments, or for attributes "trainer", "LightningModule" or "Engine"; "a
-            call": ``name`` is an argument after the class or method that gets it, "ModelCheckpoint.filepath".
+            call": then ``name`` is an argument after its class or method, such as "ModelCheckpoint.filepath".
         name: the name.
     """
     return None

@@ -226,7 +226,7 @@ def replica_of(module: nn.Module) -> nn.Module:
 
 
 def list_weights_of_rnn(module: nn.Module) -> None:
-    """Update the list in which an RNN also keeps its parameters."""
+    """Update an RNN's second list of its parameters, after these were replaced."""
     own = vars(module)
     if "_flat_weights_names" in own:
         own["_flat_weights"] = [getattr(module, name, None) for name in own["_flat_weights_names"]]
@@ -383,7 +383,9 @@ def rebuild_buckets(model: nn.parallel.DistributedDataParallel) -> None:
 
 
 def exchange_after_first_pass(model: Any) -> None:
-    """Let DDP with a static graph exchange all gradients at the end of its first pass, as its own forward pass does."""
+    """Let DDP with a static graph exchange all gradients at the end of its first backward pass, as DDP's own forward
+    pass does.
+    """
     if model.static_graph and not model._static_graph_delay_allreduce_enqueued:
         model._static_graph_delay_allreduce_enqueued = True
         model.reducer._delay_all_reduce()
@@ -445,7 +447,7 @@ def reset_passes(root: Any, gathered: Iterable[Any]) -> None:
 
 
 def end_backward(root: Any) -> None:
-    """Let FSDP do what it does after a backward pass: reduce the gradients of each group, and shard it again."""
+    """Let FSDP do what it does after a backward pass: reduce each group's gradients, and shard its parameters again."""
     root._get_fsdp_state()._root_post_backward_final_callback()
 
 

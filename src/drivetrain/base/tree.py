@@ -103,7 +103,7 @@ def _move_leaf(leaf: Any, device: torch.device, non_blocking: bool) -> Any:
 
 
 def was_there(batch: Any, moved: Any) -> bool:
-    """Return whether ``batch`` was already on the device when :func:`move` returned ``moved`` for it.
+    """Return whether ``batch`` was already on the device before ``moved = move(batch, device)``.
 
     If both are the same object, it may have moved itself in place; so this is true only for lists, tuples and tensors.
     """
@@ -124,8 +124,7 @@ def is_dtensor(value: Any) -> bool:
 def first_dtensor(tree: Any) -> str | None:
     """Return the path of a DTensor in lists, tuples and mappings, as in :func:`leaves`; ``None`` if there is none.
 
-    A checkpoint contains thousands of numbers, most of them in random states, so they are handled without a call for
-    each.
+    A checkpoint's random states contain thousands of numbers, so numbers are handled without a call for each.
     """
     if not (sharded := dtensor()):
         return None

@@ -200,7 +200,7 @@ class AsyncCheckpointIO(CheckpointIO):
         If the host has no room for a copy, or an object cannot be copied, the result is ``tree`` itself, that context
         ends only when the files are written, and a log line gives the reason.
         """
-        hold = fresh  # another store may keep the tensors, so each save needs memory of its own
+        hold = fresh  # a store of another class may keep the tensors, so each save needs memory of its own
         if self._is_for_process(path):
             self.start()
             assert self._arena is not None  # made by start()

@@ -81,8 +81,8 @@ def write_unread(value: Any, stream: IO[bytes]) -> None:
 
 
 def pickled(value: Any) -> tuple[bytes, list[Any]]:
-    """Return the record ``data.pkl`` of a container with ``value``, and the sources of its records ``data/0``, ...:
-    storages and unread tensors.
+    """Return the record ``data.pkl`` of a container for ``value``, and what its records ``data/0``, ``data/1`` and so
+    on will contain: storages and unread tensors.
 
     Raises:
         pickle.PickleError, AttributeError, TypeError: a value cannot be pickled.

@@ -1,4 +1,4 @@
-"""A checkpoint as one local file, written atomically and durably, with checksums."""
+"""Write and read a checkpoint as one file, atomically and durably, with checksums."""
 
 from __future__ import annotations
 

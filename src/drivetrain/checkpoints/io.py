@@ -29,7 +29,7 @@ class FileAnswers:
     """Answers to questions about a store's checkpoints, such as whether one exists, for local files and fsspec
     addresses.
 
-    A store that keeps checkpoints elsewhere overrides some of these methods.
+    A store that keeps checkpoints in other places overrides some of these methods.
     """
 
     if TYPE_CHECKING:  # defined by the store
@@ -125,7 +125,9 @@ class FileAnswers:
             ) from error
 
     def link_target(self, path: str | Path) -> str | None:
-        """Return the target of the symbolic link ``path``, even if it does not exist; ``None`` if it is not a link."""
+        """Return the target of the symbolic link ``path``, even if the target does not exist; ``None`` if ``path`` is
+        no link.
+        """
         if files.is_remote(path):
             return None
         return os.readlink(path) if os.path.islink(path) else None

@@ -98,7 +98,7 @@ def decode(value: Any, where: str, noted: list[str] | None = None, references: b
 
 
 def warn_of_descriptions(noted: Iterable[str]) -> None:
-    """Warn once about values of which only descriptions could be restored."""
+    """Issue one warning about all values of which only descriptions could be restored."""
     if places := ", ".join(noted):
         rank_zero_warn(
             f"Some values in the checkpoint are restored as descriptions only: {places}. Import the modules that "
@@ -130,7 +130,9 @@ def descriptions(value: Any) -> Iterator[Described | Placeholder | type[Placehol
 
 
 class _Walk:
-    """Tracks the current path, visits shared objects once, so that they stay shared, and detects cycles."""
+    """Traverses a value: tracks the current path, visits a shared object only once, so that it stays shared, and
+    detects cycles.
+    """
 
     def __init__(self, where: str, references: bool) -> None:
         self.references = references
@@ -268,7 +270,7 @@ class _Encoder(_Walk):
 
     def visit(self, value: Any) -> Any:
         kind = type(value)
-        if kind is dict or kind is OrderedDict:  # these types are the most frequent
+        if kind is dict or kind is OrderedDict:  # tested first, because these types are the most frequent
             return self._mapping(value)
         if (found := values.ENCODERS.get(kind)) is not None:
             return _marked(found[0], found[1](value))
@@ -330,7 +332,7 @@ class _Encoder(_Walk):
         entries = self.entries(mapping)
         if kind is not defaultdict and MARKER not in entries and _plain_keys(entries):
             rebuilt = entries if kind is dict else kind(entries)
-            if kind is OrderedDict and vars(mapping):  # a state_dict stores the versions of its modules there
+            if kind is OrderedDict and vars(mapping):  # a state_dict has the versions of its modules in its attributes
                 vars(rebuilt).update(self.below(".__dict__", vars(mapping)))
             return rebuilt
         pairs = [[self.below(f"[{_text_of(key)}]", key), item] for key, item in entries.items()]
@@ -434,7 +436,7 @@ _WALKED = frozenset({dict, OrderedDict, Counter, list, tuple})
 
 
 class _Decoder(_Walk):
-    _inside = 0  # how many encoded values enclose the current one: paths do not show their internal lists
+    _inside = 0  # how many encoded values enclose the current one: the lists inside such values are not shown in paths
 
     def passes(self, value: Any) -> bool:
         return type(value) not in _WALKED

@@ -1,4 +1,5 @@
-"""A checkpoint as a folder: each process writes its shards of the tensors, and a manifest is written last.
+"""Write and read a checkpoint as a folder: each process writes its shards of the tensors, and a manifest is written
+last.
 
 ::
 
@@ -75,7 +76,7 @@ def place(path: str | os.PathLike[str]) -> Folder:
 
 
 def prepare(path: Folder, new: bool) -> None:
-    """Create the folder of a checkpoint; at an address, check that it is free.
+    """Create the folder of a checkpoint. At an address, check that ``path`` is free.
 
     Raises:
         FileExistsError: ``new`` is true, and the path exists.
@@ -130,7 +131,7 @@ def list_all(written: Written, tensors: Mapping[str, Tensor]) -> None:
 
 
 def write_content(file: Path | str, content: bytes) -> None:
-    """Write a small file, durably; an OSError says why it could not be written."""
+    """Write a small file, durably. If this fails, the OSError gives the reason."""
     with files.replacing(file, durable=True) as stream:
         stream.write(content)
 
@@ -469,7 +470,7 @@ class StoredTensor(UnreadTensor):
 
 
 def remove(path: Folder) -> None:
-    """Delete the checkpoint; other files in its folder stay."""
+    """Delete the checkpoint's files; other files in the folder stay."""
     files.remove(_in(path, MANIFEST))  # the manifest first, because without it the other files are not a checkpoint
     _remove_others(path, ())
     with contextlib.suppress(OSError):

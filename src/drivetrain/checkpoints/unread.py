@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that are read when they are used."""
+"""The class of a checkpoint's tensors that are read only when they are used."""
 
 from __future__ import annotations
 

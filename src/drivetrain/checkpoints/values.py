@@ -44,7 +44,7 @@ def _elapsed(value: timedelta) -> tuple[int, int, int]:
 
 
 ENCODERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
-    # A Path is decoded as a Path of the machine that reads it.
+    # A Path becomes a Path of the machine that reads the checkpoint, so Posix and Windows are not distinguished.
     **{kind: ("path", lambda value: ("Path", str(value))) for kind in (PosixPath, WindowsPath)},
     **{kind: ("path", lambda value: (type(value).__name__, str(value))) for kind in (PurePosixPath, PureWindowsPath)},
     bytes: ("bytes", list),

@@ -133,7 +133,9 @@ class _Served:
             return {"errno": error.errno, "text": error.strerror or str(error), "file": str(path)}
 
     def _write_zip(self, stream: _Summed, records: list[tuple[str, memoryview]]) -> dict[str, Any]:
-        """Write a container as torch does: stored records, each with its checksum, aligned so that it can be mapped."""
+        """Write a container as torch does: uncompressed records, each with its checksum, and aligned so that it can be
+        mapped into memory.
+        """
         with zipfile.ZipFile(cast(Any, stream), "w", zipfile.ZIP_STORED, allowZip64=True) as container:
             for name, content in records:
                 info = zipfile.ZipInfo(name)

@@ -19,7 +19,7 @@ _POLL_S = 0.2
 
 
 def json_of(environ: Mapping[str, str], name: str) -> Any:
-    """Return the variable ``name``, which should hold JSON; ``None`` if it holds something else."""
+    """Return the variable ``name``, which should hold JSON; ``None`` if the variable holds something else."""
     try:
         return json.loads(environ.get(name, ""))
     except ValueError:
@@ -30,8 +30,8 @@ class MachinesEnvironment(LocalEnvironment, ABC):
     """A cluster that starts the program once on each machine. The process that it starts there starts the machine's
     other processes.
 
-    The Trainer takes the number of machines, and the number of devices if the cluster reserves them, from the cluster.
-    ``MASTER_ADDR`` and ``MASTER_PORT`` take precedence over the cluster's address and port.
+    The cluster tells the Trainer the number of machines and, if it reserves devices, their number. ``MASTER_ADDR`` and
+    ``MASTER_PORT`` take precedence over the cluster's address and port.
 
     Args:
         environ: the environment variables; ``None``: the variables of this process.
@@ -45,8 +45,8 @@ class MachinesEnvironment(LocalEnvironment, ABC):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether the cluster has started the program on several machines; warns if only a part of ``variables`` is
-        set.
+        """Whether the cluster has started the program on several machines. Warns if some of ``variables`` are set, but
+        not all.
         """
         there = [name for name in cls.variables if environ.get(name)]
         if len(there) == len(cls.variables):

@@ -33,8 +33,8 @@ class ClusterEnvironment:
     """Reads the ranks of this process from the environment variables that the launcher has set.
 
     The base class reads the variables of ``torchrun``: ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE``, ``RANK``,
-    ``LOCAL_RANK`` and ``GROUP_RANK``. A subclass overrides the members that its cluster defines differently.
-    Lightning's old methods ``master_address()``, ``master_port()`` and ``creates_children()`` may be called and
+    ``LOCAL_RANK`` and ``GROUP_RANK``. A subclass overrides the members whose values its cluster provides in another
+    way. Lightning's old methods ``master_address()``, ``master_port()`` and ``creates_children()`` may be called and
     overridden instead of the properties.
 
     All numbers are ints. A method of a subclass may return a string from the environment, which is converted. If it
@@ -76,7 +76,7 @@ class ClusterEnvironment:
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether this process runs in such a cluster: by default, whether all of ``variables`` are set."""
+        """Whether this process runs in this kind of cluster: by default, whether all of ``variables`` are set."""
         return bool(cls.variables) and all(name in environ for name in cls.variables)
 
     @property
@@ -286,7 +286,7 @@ def _check_answers(cls: type[ClusterEnvironment], name: str) -> None:
     """
     owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
     if owner is not cls and issubclass(owner, ClusterEnvironment):
-        return  # already wrapped in the class that defines it
+        return  # the member is already wrapped in the class that defines it
     member: Any = vars(owner).get(name)
 
     def answer(self: ClusterEnvironment) -> Any:

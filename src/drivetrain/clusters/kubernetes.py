@@ -1,4 +1,4 @@
-"""Kubernetes without an operator: an indexed Job, whose pods find each other through a headless service."""
+"""Kubernetes without an operator, for an indexed Job whose pods find each other through a headless service."""
 
 from __future__ import annotations
 

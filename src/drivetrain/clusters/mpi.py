@@ -43,7 +43,7 @@ class MPIEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether MPI's world has several processes; warns if mpi4py, which is needed for this, is missing."""
+        """Whether MPI's world has several processes; warns if mpi4py, which is needed to find out, is missing."""
         started = next((environ[name] for name in _SIZES if environ.get(name, "1") != "1"), None)
         if started is None:
             return False

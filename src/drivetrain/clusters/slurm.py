@@ -180,7 +180,7 @@ class SLURMEnvironment(ClusterEnvironment):
 
 
 def _in_a_step(environ: Mapping[str, str]) -> bool:
-    """Whether ``srun`` has started this process; older versions of SLURM set only SLURM_STEPID."""
+    """Whether ``srun`` has started this process. Older versions of SLURM set SLURM_STEPID instead of SLURM_STEP_ID."""
     return "SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ
 
 

@@ -1,4 +1,4 @@
-"""``torchrun``, and other launchers based on torch's elastic agent."""
+"""The environment of ``torchrun``, and of other launchers that are based on torch's elastic agent."""
 
 from __future__ import annotations
 

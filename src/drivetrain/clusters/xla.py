@@ -24,7 +24,7 @@ class XLAEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether torch_xla is installed and its device is configured."""
+        """Whether torch_xla is installed, and ``PJRT_DEVICE`` selects its device."""
         return "PJRT_DEVICE" in environ and find_spec("torch_xla") is not None
 
     @property

@@ -39,7 +39,7 @@ class ProcessState:
     deterministic: tuple[bool, bool, bool]  # deterministic algorithms: on, warn only, fill uninitialized memory
     cudnn: tuple[bool, bool, bool]  # enabled, benchmark, deterministic
     fp32_precision: dict[str, str]
-    matmul_precision: str | None  # torch's older switch; None if it cannot represent the newer ones
+    matmul_precision: str | None  # torch's older switch; None if it cannot represent the newer switches
     cudnn_tf32: bool | None
     default_dtype: torch.dtype
     parity: parity.Parity
@@ -65,7 +65,9 @@ class ProcessState:
         )
 
     def apply(self, ranks: Mapping[str, str]) -> None:
-        """Apply the state to this process, and set ``ranks``, the environment variables with its rank."""
+        """Apply the state to this process, and set the environment variables in ``ranks``, which contain this process's
+        rank.
+        """
         os.environ.update({**self.environ, **ranks})
         torch.manual_seed(self.seed)
         set_rng_state(self.rng)

@@ -1,7 +1,7 @@
-"""Run in a started process: apply the launching process's state, call the function, and report its result.
+"""What a started process does: apply the launching process's state, call the function, and report its result.
 
-Reports are files in a folder that only this user may enter. One process of the job writes them and another reads them,
-so unpickling them is as safe as the program itself.
+Reports are files in a folder that only this user may enter. The reports are pickled, but both writer and reader are
+processes of the job, so unpickling is as safe as the program.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def has_finished(folder: Path, local_rank: int) -> bool:
 
 
 def write_failure(folder: Path, local_rank: int, error: BaseException) -> None:
-    """Write why this process ends; only the first call has an effect."""
+    """Write the report on why this process ends; only the first call has an effect."""
     if not (folder / f"{local_rank}.failure").exists():
         files.write(folder / f"{local_rank}.failure", pickle.dumps(failure_of(error)))
 

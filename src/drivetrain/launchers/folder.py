@@ -1,4 +1,4 @@
-"""The folder in which a job's processes report; it is removed even if the launching process is killed."""
+"""Create and remove the folder in which a job's processes report, even if the launching process is killed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def job_folder() -> Iterator[Path]:
     sweep()
     folder = Path(tempfile.gettempdir(), f"drivetrain-{secrets.token_hex(6)}")
     held = None
-    remover = _start_remover(folder)  # started first, because this process may be killed at any time
+    remover = _start_remover(folder)  # started before the folder exists, because this process may be killed at any time
     try:
         folder.mkdir(mode=0o700)
         held = hold(folder)

@@ -1,4 +1,4 @@
-"""The contract of a launcher: it starts the processes of one machine and returns their results."""
+"""The contract of a launcher, which starts the processes of one machine and returns their result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAUNCHER = "DRIVETRAIN_LAUNCHER"
 """The environment variable with the id of the process that has started this rank with "popen" and supervises it."""
 
 STARTED_IN = os.getcwd()
-"""The working directory when the Trainer was imported: a script may change it later."""
+"""The working directory at the time when this file was imported, because a script may change it later."""
 
 _LOOPBACK = (DEFAULT_ADDRESS, "localhost", "::1")
 
@@ -108,7 +108,7 @@ class Launcher(ABC):
         devices: Sequence[torch.device],
         **options: Any,
     ) -> Launcher:
-        """Return the launcher of a job: an instance of this class, or of another class that fits the job better.
+        """Return the launcher of a job: an instance of this class, or of another class if it fits the job better.
 
         Args:
             environment: provides the machine's node rank, and the main address and port.
@@ -139,7 +139,7 @@ class _Launchers(Registry[Launcher]):
     def endings(self, installed: bool) -> dict[str, str]:
         """Return, by suffix of strategy names, the start method that the suffix selects, without importing a package.
 
-        If several launchers have the same suffix, drivetrain's own launcher gets it.
+        If drivetrain's own launcher and another have the same suffix, the suffix selects drivetrain's.
 
         Args:
             installed: whether to include launchers of installed packages that were not used yet.

@@ -82,7 +82,7 @@ class MultiProcessingLauncher(Launcher):
         """Run ``function`` in all processes; return a copy of the first process's result, with tensors in host memory.
 
         Raises:
-            ConfigurationError: the arguments cannot be pickled, or a fork of this process would hang.
+            ConfigurationError: the arguments cannot be pickled, or forks of this process would hang.
             LaunchError: a process failed; the others were killed at once.
             KeyboardInterrupt: an interrupt arrived here or in a process; all processes have ended.
             SIGTERMException: SIGTERM arrived here or in a process; all processes have ended.

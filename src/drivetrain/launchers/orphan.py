@@ -47,7 +47,8 @@ def follow(launcher: int) -> None:
         return
     try:
         end = os.pidfd_open(launcher)
-    except OSError:  # an old kernel; or the launching process has just ended, and SIGTERM ends this process
+    # the kernel is old; or the launching process has just ended, and then the system's SIGTERM ends this process
+    except OSError:
         return
     _Grace.followed = launcher
     threading.Thread(target=_await, args=(end,), name="drivetrain launcher", daemon=True).start()

@@ -221,8 +221,8 @@ class RayLauncher(Launcher):
     # ---- while they run ------------------------------------------------------------------------------------------
 
     def _wait(self, running: dict[Any, _Rank], here: str, board: Board | None) -> bytes:
-        """Return rank 0's result when all ranks have ended normally; if a signal asked them to end, wait until all have
-        saved.
+        """Return rank 0's result when all ranks have ended normally. If a signal has asked the ranks to end, wait until
+        all have saved.
 
         Args:
             running: the pending result of each rank.
@@ -423,7 +423,7 @@ def _pass_on(number: int, ranks: Sequence[_Rank], here: str) -> None:
 
 @contextmanager
 def _handler_kept(number: signal.Signals, without_rays: bool = False) -> Iterator[None]:
-    """Context that restores the signal's handler at its end, if code inside has replaced it.
+    """Context that, at its end, restores the signal's handler if code inside the context has replaced it.
 
     Args:
         number: the signal.

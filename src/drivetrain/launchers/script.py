@@ -27,13 +27,13 @@ from drivetrain.launchers.signals import Sent, forwarding, say_who_is_killed, wa
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.1
-_LAST_WORDS_S = 1.0  # seconds for the other processes to fail and print the reason, after one process has failed
+_LAST_WORDS_S = 1.0  # after one process has failed: seconds for the others to fail, too, and to print the reason
 _HANGS = 10**6  # used in place of an exit code if the ranks wait for each other
 _GRACE_S = 5.0  # seconds for the remaining processes to end after SIGTERM, when one has failed
 
 
 class ScriptLauncher(Launcher):
-    """Starts the command that started this program, and supervises the processes.
+    """Starts the command that started this program, once for each rank, and supervises the processes.
 
     This process is not a rank. :meth:`launch` never returns: it waits, and ends this process with the job's exit code.
     Nothing has to be pickled, and debuggers see ordinary programs; ``breakpoint()`` works on rank 0. The script's code
@@ -135,7 +135,7 @@ def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: in
     """Print which rank failed first, its position and its traceback; return the exit code of the job."""
     local = next(rank for rank, process in enumerate(processes) if process.returncode == code)
     failures = {rank: found for rank in range(len(processes)) if (found := read_failure(board.folder, rank))}
-    # the process was killed, or has written no failure, so the others' failures follow from its end
+    # the process was killed, or has written no failure, so the failures of other processes follow from its end
     if code < 0 or local not in failures:
         end = f"was ended by the signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         say(board.report(local, processes[local].pid, end, ""))

@@ -42,7 +42,7 @@ def cut_tracebacks() -> None:
 
 
 def cut_completely(error: BaseException) -> None:
-    """If ``error`` ends this process, print it without any frame.
+    """If ``error`` ends this process, Python will print it without any frame.
 
     Such an error follows from another rank's failure, which its notes describe; this rank's frames would only distract.
     """

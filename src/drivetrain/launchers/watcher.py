@@ -53,8 +53,8 @@ def _close_inherited() -> None:
     """Close the file descriptors that this process has inherited from the rank that started it, except the rank's
     output.
 
-    These include the rank's connections to other ranks. The connections must close when the rank ends, because
-    otherwise the other ranks wait for it.
+    These descriptors include the rank's connections to other ranks. The connections must close when the rank ends,
+    because otherwise the other ranks wait for it.
     """
     for end in map(int, os.listdir("/proc/self/fd")):
         if end > 2:

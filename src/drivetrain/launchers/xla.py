@@ -1,4 +1,4 @@
-"""Replicas that torch_xla starts, one for each device of this machine."""
+"""Start replicas with torch_xla, one for each device of this machine."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class XLALauncher(Launcher):
 
 
 def _replica(ordinal: int, folder: str) -> None:
-    """Run the call that this forked process has inherited in memory."""
+    """Run the function that this forked process has inherited in memory."""
     local_rank = int(xla_runtime.local_ordinal())
     files.write(Path(folder) / f"{local_rank}.pid", str(os.getpid()).encode())
     variables = {

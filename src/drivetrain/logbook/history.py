@@ -186,7 +186,7 @@ class History(Mapping[str, Column]):
 
 _COLUMNS = 3
 _FEW = 50
-"""Curves of at most so many points have markers, because a line of one point is invisible."""
+"""Curves with at most this many points get markers, because a line of one point is invisible."""
 
 
 def figure_of(history: History, names: Sequence[str] = ()) -> Any:

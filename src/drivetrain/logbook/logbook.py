@@ -132,7 +132,7 @@ class Logbook:
             own_reduce: the strategy's ``reduce`` if the user overrides it: ``reduce(tensor, group, reduce_op)``.
         """
         self.device = device
-        asked = own_reduce is not None  # an override of reduce is also called with one process
+        asked = own_reduce is not None  # an overridden reduce is called even with one process
         all_ranks = data.size == world.size
         self.own_reduce = own_reduce and partial(own_reduce, group=None if all_ranks else data)
         self.ranks, self._is_first = data.size, world.rank == world.ranks[0]
@@ -324,7 +324,7 @@ class Logbook:
         self.flushes += transfers
         read = [Row(row.name, float(value), row.entry) for row, value in zip(rows, values, strict=True)]
         if shown := {row.name: row.value for row in read if row.entry.to_bar}:
-            # a new dictionary, because a thread may be reading the old one
+            # a new dictionary, because another thread may be reading the old one
             self.bar_metrics = {**self.bar_metrics, **shown}
         return read
 
