@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     # and editors complete the known names.
     PrecisionName = KnownPrecision
     StrategyName = KnownStrategy | str
-else:  # any registered name, also for code that reads signatures at run time, such as a command line
+else:  # at run time, code that reads signatures, such as a command line, accepts any registered name
     PrecisionName = int | str
     StrategyName = str
 

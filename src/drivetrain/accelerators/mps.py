@@ -16,7 +16,7 @@ class MPSAccelerator(TorchDeviceAccelerator):
     auto_priority = 300
     supports_float64 = False
     supports_streams = False
-    supports_non_blocking = False  # https://github.com/pytorch/pytorch/issues/189690: wrong values, no error
+    supports_non_blocking = False  # it gives wrong values: https://github.com/pytorch/pytorch/issues/189690
     supports_several_devices = False
 
     @classmethod

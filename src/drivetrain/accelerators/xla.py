@@ -77,7 +77,7 @@ class XLAAccelerator(Accelerator):
         try:
             return bool(torch_xla.runtime.device_type() != "CPU")
         except (ImportError, OSError, RuntimeError):
-            return True  # is_available then reports what is missing
+            return True  # is_available() decides whether the device can be used
 
     @staticmethod
     def is_available() -> bool:

@@ -232,7 +232,7 @@ def link(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
 
 
 def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces: bool = True) -> bool:
-    """Copy a file, atomically and durably, also from or to an address.
+    """Copy a file, atomically and durably; ``source`` and ``path`` may be addresses.
 
     Returns:
         False if ``replaces`` is False and ``path`` exists; then the file at ``path`` is kept.

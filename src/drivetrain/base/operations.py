@@ -38,7 +38,7 @@ class Operations(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and record it."""
         result = func(*args, **(kwargs or {}))
-        # the values of a new empty tensor are arbitrary
+        # not recorded: operations that return an empty tensor, whose values are arbitrary
         if "empty" not in str(func) and (place := self._place(sys._getframe().f_back)) is not None:
             self.note(func, args, kwargs or {}, result, place)
         return result

@@ -229,7 +229,7 @@ class Registry(Generic[T]):
         """Return the entry for ``name``: a registered class; otherwise that of a file in the folder; otherwise an entry
         point's.
 
-        An unknown name is also looked up in lower case.
+        If the name is unknown, the name in lower case is looked up.
 
         Raises:
             UnknownNameError: the name is unknown; the message suggests the most similar one.

@@ -19,7 +19,7 @@ from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info
 from drivetrain.base.restoring import check_rng_state, entry
 from drivetrain.errors import CheckpointError, ConfigurationError
 
-_MAX_SEED = 2**32 - 1  # numpy's limit, the smallest of the three generators
+_MAX_SEED = 2**32 - 1  # the limit of numpy's generator, which is the smallest of the three
 
 
 def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = False) -> int:

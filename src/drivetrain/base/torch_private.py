@@ -128,7 +128,7 @@ storage_inside = attrgetter("_untyped_storage")  # of a TypedStorage
 schema_of = attrgetter("_schema")  # of an operation: the arguments' names, and which arguments the operation writes to
 operation_name = attrgetter("_opname")  # of an operation, without its namespace
 overloads_of = attrgetter("_overloadpacket")  # of an operation: all with its name, whatever their arguments
-PARTS_OF_SPARSE = "_indices", "_values"  # methods of tensors in COO layout, also before they are coalesced
+PARTS_OF_SPARSE = "_indices", "_values"  # methods of tensors in COO layout, even of uncoalesced ones
 name_of_storage = methodcaller("_pickle_storage_type")  # of a TypedStorage: its name in pickles, such as "FloatStorage"
 number_of_node = methodcaller("_sequence_nr")  # of a node of the autograd graph: grows in the order of the forward pass
 hooks_on_accumulation = _read("_post_accumulate_grad_hooks", None)  # of a parameter
@@ -301,7 +301,7 @@ UNSCALE = "_unscale_grads_"
 """The method with which a GradScaler unscales the gradients of an optimizer."""
 GROWTH_TRACKER = "_growth_tracker"
 """The entry in the state of a GradScaler that counts the steps since the scale has changed."""
-schedulers_in = _read(SCHEDULERS, ())  # of a SequentialLR or a ChainedScheduler; none for others
+schedulers_in = _read(SCHEDULERS, ())  # of a SequentialLR or a ChainedScheduler; () for others
 class_in_shards = _read("_optim_constructor", None)  # of a ZeroRedundancyOptimizer: the class of optimizers
 states_of_scaler = _read("_per_optimizer_states", {})  # of a GradScaler: by optimizer; {} if it is disabled
 scale_of = _read("_scale", None)  # of a GradScaler; None before its first loss
@@ -401,7 +401,7 @@ def start_ddp_alone() -> None:
 # ---- FSDP2 -----------------------------------------------------------------------------------------------------------
 
 TRAINING_STATE = "_training_state"  # of an FSDP group of parameters: the part of a step in which the group is
-place_of = attrgetter("_module_info")  # of a sharded parameter: its module, and its name there
+place_of = attrgetter("_module_info")  # of a sharded parameter: its module, and its name in this module
 shape_of = attrgetter("_orig_size")  # of a sharded parameter: its shape when it is gathered
 gathered_of = _read("_unsharded_param", None)  # of a sharded parameter: the gathered one; None if it was never gathered
 FSDP_STATE = "_get_fsdp_state"  # a method that ``fully_shard`` adds to a module

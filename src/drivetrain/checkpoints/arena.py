@@ -45,7 +45,8 @@ class Arena:
         self.descriptor = _new_memory()
         self.size, self._used = 0, CONTROL
         self._map: Any = None
-        self._mapped: list[tuple[int, int]] = []  # address and size of each map that tensors may still use
+        # the address and the size of each map of the file that tensors may still use
+        self._mapped: list[tuple[int, int]] = []
         # Tensors whose storage is this memory: those of this checkpoint, and those of the checkpoint before. They are
         # kept because most checkpoints have the same tensors.
         self._views: dict[Any, Tensor] = {}

@@ -1,9 +1,9 @@
 """Read checkpoints that contain pickled objects, without importing or calling the classes and functions of these
 objects.
 
-A pickle is a small program; this module is Python's interpreter for it with only harmless instructions. The interpreter
-resolves the names that torch's own weights-only reader resolves, and a few more for plain data; every other name
-becomes a :class:`Placeholder`, which accepts all operations and does nothing. Simpler solutions fail:
+A pickle is a small program. This module contains Python's interpreter of pickles, restricted to harmless instructions.
+The interpreter resolves the names that torch's own weights-only reader resolves, and a few more for plain data; every
+other name becomes a :class:`Placeholder`, which accepts all operations and does nothing. Simpler solutions fail:
 
 - ``torch.load(weights_only=True)`` with placeholders in ``torch.serialization.safe_globals`` refuses operations on the
   placeholders, such as setting items on a subclass of ``dict`` or ``list``, in which other trainers stored

@@ -32,7 +32,7 @@ class FileAnswers:
     A store that keeps checkpoints in other places overrides some of these methods.
     """
 
-    if TYPE_CHECKING:  # defined by the store
+    if TYPE_CHECKING:  # the store defines these methods
         save_checkpoint: Any
         load_checkpoint: Any
 

@@ -171,7 +171,7 @@ class _Walk:
     def place(self) -> str:
         """Return the current path: ``callbacks['Mine']['history'][3]``."""
         steps = self._steps
-        if not self._where and steps:  # a first key such as "['lr']" is shown as lr
+        if not self._where and steps:  # the first key of a path, such as "['lr']", is shown as lr
             return "".join([steps[0].removeprefix("['").removesuffix("']"), *steps[1:]])
         return self._where + "".join(steps) or "The value"
 

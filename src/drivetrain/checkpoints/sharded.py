@@ -52,7 +52,7 @@ from drivetrain.errors import CheckpointError
 MANIFEST = "manifest.json"
 _FORMAT = "drivetrain sharded checkpoint"
 _VERSION = 2  # 1 if the manifest lists all parts of tensors, 2 if files beside it list them
-_ALIGNMENT = 64  # bytes; aligned so that a piece can be mapped into memory
+_ALIGNMENT = 64  # bytes; parts are aligned so that each can be mapped into memory
 _CHUNK = 2**24  # bytes
 
 Folder = Path | str

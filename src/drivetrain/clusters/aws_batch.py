@@ -10,7 +10,9 @@ from drivetrain.errors import ConfigurationError
 
 
 class AWSBatchEnvironment(MachinesEnvironment):
-    """Reads ``AWS_BATCH_JOB_NODE_INDEX``, ``AWS_BATCH_JOB_MAIN_NODE_INDEX``, ``AWS_BATCH_JOB_NUM_NODES`` and
+    """Reads the variables that AWS Batch sets on each node of a multi-node parallel job.
+
+    These are ``AWS_BATCH_JOB_NODE_INDEX``, ``AWS_BATCH_JOB_MAIN_NODE_INDEX``, ``AWS_BATCH_JOB_NUM_NODES`` and
     ``AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS``, which is not set on the main node.
 
     Source: https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html

@@ -20,13 +20,12 @@ _POLL_S = 0.2
 
 
 class HTCondorEnvironment(ClusterEnvironment):
-    """Reads the rank and the size from ``_CONDOR_PROCNO`` and ``_CONDOR_NPROCS``; every slot counts as a machine with
-    one process.
+    """Reads the rank and the size from ``_CONDOR_PROCNO`` and ``_CONDOR_NPROCS``.
 
-    HTCondor does not provide rank 0's address, so rank 0 writes its address and a free port to a file that all slots
-    see, and the other ranks wait for this file. These ranks accept the address only if a process listens there, because
-    the file may remain from an earlier run of the same job. ``MASTER_ADDR`` and ``MASTER_PORT``, if both are set, are
-    used instead of the file.
+    Every slot counts as a machine with one process. HTCondor does not provide rank 0's address, so rank 0 writes its
+    address and a free port to a file that all slots see, and the other ranks wait for this file. These ranks accept the
+    address only if a process listens there, because the file may remain from an earlier run of the same job.
+    ``MASTER_ADDR`` and ``MASTER_PORT``, if both are set, are used instead of the file.
 
     Args:
         contact_file: a path on a file system that all slots share; ``None``: a file in the job's folder, named after

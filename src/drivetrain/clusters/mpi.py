@@ -29,10 +29,10 @@ class _Job:
 
 
 class MPIEnvironment(ClusterEnvironment):
-    """Takes ranks and sizes from MPI's world, through mpi4py, and the main address and port from rank 0, unless
-    ``MASTER_*`` are set.
+    """Takes ranks and sizes from MPI's world, through mpi4py.
 
-    The first use of any member is a collective operation, so all ranks must use one.
+    The main address and port are rank 0's, unless ``MASTER_ADDR`` and ``MASTER_PORT`` are set. The first use of any
+    member is a collective operation, so all ranks must use one.
 
     Args:
         environ: the environment variables; ``None``: the variables of this process.

@@ -22,9 +22,9 @@ def is_worker(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 class RayTrainEnvironment(ClusterEnvironment):
-    """A worker of Ray Train, in which ``TorchTrainer`` has set ``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE``
-    and ``LOCAL_WORLD_SIZE``, and has created the process group.
+    """A worker of Ray Train, in which ``TorchTrainer`` has set the ranks and created the process group.
 
+    The variables are ``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE`` and ``LOCAL_WORLD_SIZE``.
     ``ScalingConfig`` defines the number of workers, and Ray chooses their machines. So the Trainer's ``num_nodes`` has
     no effect, and ``devices`` should be left out.
 

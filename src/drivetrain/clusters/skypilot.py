@@ -8,8 +8,9 @@ from drivetrain.clusters._machines import MachinesEnvironment
 
 
 class SkyPilotEnvironment(MachinesEnvironment):
-    """Reads ``SKYPILOT_NODE_IPS`` (one address in each line), ``SKYPILOT_NODE_RANK`` and
-    ``SKYPILOT_NUM_GPUS_PER_NODE``.
+    """Reads ``SKYPILOT_NODE_IPS``, ``SKYPILOT_NODE_RANK`` and ``SKYPILOT_NUM_GPUS_PER_NODE``.
+
+    The first of these has one address in each line.
 
     Source: https://docs.skypilot.co/en/stable/running-jobs/environment-variables.html
 

@@ -6,8 +6,7 @@ from drivetrain.clusters.environment import ClusterEnvironment
 
 
 class TorchElasticEnvironment(ClusterEnvironment):
-    """The environment of a process that ``torchrun`` has started. ``torchrun`` sets the variables that the base class
-    reads.
+    """The process was started by ``torchrun``, which sets the variables that the base class reads.
 
     Args:
         environ: the environment variables; ``None``: the variables of this process.

@@ -28,7 +28,7 @@ _NAMES = re.compile(r"drivetrain-[a-z0-9_]{8,12}")
 _SHELL = "/bin/sh"
 # this shell program removes the folder after it has read a line, or the end of its input
 _REMOVES = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'
-_LONGEST_SOCKET = 103  # characters in a socket's path that every system supports; Linux allows 107
+_LONGEST_SOCKET = 103  # number of characters in a socket's path that every system supports; Linux allows 107
 _NAME_OF_SOCKET = len("/listener-12345678")
 
 
@@ -65,7 +65,7 @@ def hold(folder: Path) -> int | None:
     """
     if sys.platform == "win32":
         return None
-    with suppress(OSError):  # a file system without locks, where no other process can lock the folder either
+    with suppress(OSError):  # OSError: the file system has no locks, so no other process can lock the folder either
         end = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(end, fcntl.LOCK_SH)

@@ -84,8 +84,8 @@ class MultiProcessingLauncher(Launcher):
         Raises:
             ConfigurationError: the arguments cannot be pickled, or forks of this process would hang.
             LaunchError: a process failed; the others were killed at once.
-            KeyboardInterrupt: an interrupt arrived here or in a process; all processes have ended.
-            SIGTERMException: SIGTERM arrived here or in a process; all processes have ended.
+            KeyboardInterrupt: this or another process got an interrupt; all processes have ended.
+            SIGTERMException: this or another process got SIGTERM; all processes have ended.
         """
         threads = threads_each(self.num_processes)
         if self.start_method == "fork":
@@ -193,7 +193,7 @@ def _ends(processes: Sequence[Any]) -> Iterator[dict[Any, int]]:
         for rank, process in enumerate(processes):
             try:
                 end = os.pidfd_open(process.pid)
-            except (AttributeError, OSError):  # another system, or an old kernel
+            except (AttributeError, OSError):  # this system is not Linux, or its kernel is old
                 end = process.sentinel
             else:
                 stack.callback(os.close, end)

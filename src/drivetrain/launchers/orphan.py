@@ -85,7 +85,7 @@ def _await(end: int) -> None:
 def kill_workers(ranks: Collection[int]) -> None:
     """On Linux, kill the DataLoader workers of ranks that have ended.
 
-    A worker ends itself soon after its rank, except while it reads a sample; and this may hang.
+    A worker ends itself soon after its rank, unless it is reading a sample, which may hang.
 
     Args:
         ranks: the process ids of the ranks, each of which leads a session.
@@ -93,7 +93,7 @@ def kill_workers(ranks: Collection[int]) -> None:
     if sys.platform != "linux":
         return
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # the worker has ended meanwhile
+        with suppress(OSError):  # OSError: the process has just ended
             name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
             session = int(rest.split()[3])
             if name == _WORKER and session in ranks:

@@ -75,8 +75,8 @@ class RayLauncher(Launcher):
     device's index. The plan counts the devices of the launching machine, so this machine needs as many devices as each
     of the others.
 
-    Rank 0's machine writes the files, so the machines should share the folder ``default_root_dir``. SIGTERM and Ctrl-C
-    may be sent to this process or to any of the actors; this process forwards them, so that a fit saves.
+    Rank 0 writes the files on its machine, so the machines should share the folder ``default_root_dir``. SIGTERM and
+    Ctrl-C may be sent to this process or to any of the actors; this process forwards them, so that a fit saves.
 
     Args:
         environment: provides this machine's node rank, and the main port.
@@ -120,8 +120,8 @@ class RayLauncher(Launcher):
                 cannot be pickled.
             LaunchError: a process failed; the others were killed at once. If the process died, the exit code is 1,
                 because Ray does not report the real one.
-            KeyboardInterrupt: an interrupt arrived here or in a process; all processes have ended.
-            SIGTERMException: SIGTERM arrived here or in a process; all processes have ended.
+            KeyboardInterrupt: this or another process got an interrupt; all processes have ended.
+            SIGTERMException: this or another process got SIGTERM; all processes have ended.
         """
         check_installed(type(self).__name__, "ray", instead='strategy="ddp"')
         call = _ray_actor.packed((function, args, kwargs), "Something that the new processes need", _CURE)

@@ -67,7 +67,7 @@ class ScriptLauncher(Launcher):
         Raises:
             ConfigurationError: there is no command that runs this program again.
             SystemExit: always. Its code is 128 + n if this process got the signal n; otherwise 0 if all processes
-                succeeded, 1 if they hang, and else the exit code of the process that failed first.
+                succeeded, 1 if they hang, and in other cases the exit code of the process that failed first.
         """
         command = command_again()
         variables = variables_of(self.environment, self.num_processes, self.num_nodes)

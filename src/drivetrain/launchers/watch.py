@@ -92,7 +92,7 @@ class Watch:
             return ""
         words = [self._board.words(each) for each in self._local]
         stall_s = max(each[STALL] for each in words) / 1000
-        if not stall_s:  # there is no run, or the run is not watched
+        if not stall_s:  # no run has begun, or the run is not watched
             self._next, self._progress = now + _LOOK_S, ()
             return ""
         look_s = min(_LOOK_S, stall_s / 10)
@@ -106,7 +106,7 @@ class Watch:
         self._look_at_processes(now, now - self._since >= stall_s / 2)
         if now < self._asks_at:
             return ""
-        runs = any(each[SHOWN] for each in words)  # a program with an Engine shows no progress
+        runs = any(each[SHOWN] for each in words)  # False: a program with an Engine, which shows no progress
         self._asks_at = now + min(_AGAIN_S if runs else _ENGINE_S, stall_s)
         return self._judge(now, stall_s, runs)
 

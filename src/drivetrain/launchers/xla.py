@@ -48,7 +48,7 @@ class XLALauncher(Launcher):
     _names = ("xla",)
     is_interactive_compatible = True
     leaves_one_here = True
-    endings: ClassVar = {"xla": ()}  # no strategy name has the suffix "_xla"
+    endings: ClassVar = {"xla": ()}  # (): no strategy's name ends with "_xla"
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         threads = threads_each(self.num_processes)

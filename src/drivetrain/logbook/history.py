@@ -116,7 +116,8 @@ class History(Mapping[str, Column]):
         check_installed("trainer.history.to_pandas()", "pandas", "trainer.history[name], a list")
         rows: dict[tuple[int, int, int], dict[str, float]] = {}
         for name, column in self.items():
-            earlier = Counter[tuple[int, int]]()  # a test may be repeated at the same step
+            # how often the step has occurred: a test may be repeated at the same step
+            earlier = Counter[tuple[int, int]]()
             for value, step, epoch in zip(column, column.steps, column.epochs, strict=True):
                 row = rows.setdefault((epoch, step, earlier[epoch, step]), {"step": step, "epoch": epoch})
                 earlier[epoch, step] += 1

@@ -466,7 +466,7 @@ class Logbook:
             )
         if (known := scope.entries.get(name)) is not None:
             check_same(name, known, options, scope.hook)
-            # the same reduction in another form, such as torch.mean for "mean", or an entry of a checkpoint
+            # options may have another form ("mean", torch.mean); an entry from a checkpoint is now logged again
             known.options, known.source = options, None
             return known
         full = name

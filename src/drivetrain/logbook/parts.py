@@ -42,7 +42,7 @@ class PartEntry:
         elif not isinstance(value, (int, float, nn.Module)):
             value = self.entry._as_number(value)
         if isinstance(value, nn.Module) and not (hasattr(value, "compute") and hasattr(value, "reset")):
-            self.entry.push(value, batch_size)  # raises the error for this value
+            self.entry.push(value, batch_size)  # the entry raises the error for this value
         given = batch_size is not None
         self.pushed.append(_Pushed(value, batch_size if given else self._samples, given))
 
