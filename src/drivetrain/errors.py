@@ -95,7 +95,7 @@ class MissingPackageError(ConfigurationError, ModuleNotFoundError):
 
 
 class HookError(ConfigurationError, NotImplementedError):
-    """A hook no longer exists, or a class must define it. Also a NotImplementedError."""
+    """A hook no longer exists, or a class must define it. The error is also a NotImplementedError."""
 
 
 class RunError(ConfigurationError, RuntimeError):
@@ -146,8 +146,8 @@ class NoCheckpointError(CheckpointError, FileNotFoundError, ValueError):
 
 
 class CheckpointNameError(CheckpointError, ValueError):
-    """A word such as "best" names no checkpoint, or a folder is none. The error is also a ValueError, because the
-    argument is wrong.
+    """A word such as "best" stands for no checkpoint, or a folder is not a checkpoint. The error is also a ValueError,
+    because the argument is wrong.
     """
 
 

@@ -45,8 +45,8 @@ def choose(given: Any) -> tuple[Accelerator, str]:
 
 
 def _entry(name: str) -> Entry[Accelerator]:
-    """Return the registered accelerator with this name. If it has ``yields_to_torch``, and torch has an available
-    device type of this name, return that of torch.
+    """Return the registered accelerator with this name. If its class sets ``yields_to_torch``, and torch's own device
+    type of this name is available, return the accelerator for this device type.
 
     Raises:
         UnknownNameError: the name is unknown.

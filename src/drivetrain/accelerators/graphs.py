@@ -86,8 +86,8 @@ class GraphRecorder:
         return result, graph.replay
 
     def _drop(self, pool: Any) -> None:
-        """End a failed recording, which torch does not do. If it were not ended, torch would never again free memory
-        that two streams have used, and torch's random generators would raise an error at their next use.
+        """End a failed recording, because torch does not end it. Otherwise torch would never again free memory that two
+        streams have used, and torch's random generators would raise an error at their next use.
         """
         if pool is not None:
             for name in ("endAllocateToPool", "releasePool"):

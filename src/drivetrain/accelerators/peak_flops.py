@@ -6,7 +6,8 @@ import torch
 
 from drivetrain.base.rank_zero import rank_zero_warn
 
-# By a part of the device's name: dense operations per second, as the vendors publish them. The longest match is used.
+# The peaks of devices in dense operations per second, as the vendors publish them, by a part of the device's name. The
+# longest part that matches is used.
 _T = 1e12
 _PEAKS: dict[str, dict[str, float]] = {
     "b200": {"float32": 75 * _T, "tf32": 1100 * _T, "half": 2250 * _T},

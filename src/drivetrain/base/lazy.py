@@ -115,8 +115,8 @@ def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules:
 def _imported(name: str) -> ModuleType:
     """Import a module with garbage collection turned off.
 
-    After ``import torch`` there are so many objects that a few thousand more start a full collection. It takes twice as
-    long as this import, and frees nothing, because the objects of modules stay alive.
+    After ``import torch`` there are so many objects that a few thousand more make Python's garbage collector examine
+    all of them. It takes twice as long as this import, and frees nothing, because the objects of modules stay alive.
     """
     collects = gc.isenabled()
     gc.disable()

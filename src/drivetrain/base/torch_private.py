@@ -130,7 +130,7 @@ operation_name = attrgetter("_opname")  # of an operation, without its namespace
 overloads_of = attrgetter("_overloadpacket")  # of an operation: all with its name, whatever their arguments
 PARTS_OF_SPARSE = "_indices", "_values"  # methods of tensors in COO layout, even of uncoalesced ones
 name_of_storage = methodcaller("_pickle_storage_type")  # of a TypedStorage: its name in pickles, such as "FloatStorage"
-number_of_node = methodcaller("_sequence_nr")  # of a node of the autograd graph: grows in the order of the forward pass
+number_of_node = methodcaller("_sequence_nr")  # of a node of the autograd graph: increases in forward order
 hooks_on_accumulation = _read("_post_accumulate_grad_hooks", None)  # of a parameter
 READS_A_COUNT = "_get_value"  # the function in which optimizers read their count of steps
 # attributes of a pipeline stage: whether the ranks know the shapes
@@ -195,7 +195,9 @@ STORES = (PARAMETERS, BUFFERS, "_non_persistent_buffers_set", MODULES)
 COMPILED_CALL = "_compiled_call_impl"
 """The attribute of a module that was compiled in place with the function that its calls run."""
 WRAPPED = "_orig_mod"
-"""The attribute of a result of ``torch.compile`` with the original module; so the parameters' names begin with it."""
+"""The attribute in which a result of ``torch.compile`` has the original module; its parameters' names begin
+with this.
+"""
 APPLY = "_apply"
 """The method through which a module replaces its tensors, as in ``to`` and ``half``."""
 

@@ -49,14 +49,14 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def like_list(like: Any, items: list[Any]) -> Any:
-    """Return a list, tuple or named tuple of the type of ``like`` with other items."""
+    """Return a list, tuple or named tuple of the type of ``like`` that contains ``items``."""
     if type(like) is list:
         return items
     return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
 
 
 def like_mapping(like: Any, values: dict[Any, Any]) -> Any:
-    """Return a mapping of the type of ``like`` with other values."""
+    """Return a mapping of the type of ``like`` that contains ``values``."""
     if type(like) is dict:
         return values
     rebuilt = copy.copy(like)  # copy() keeps a default factory, an order and other state of a mapping
@@ -66,7 +66,7 @@ def like_mapping(like: Any, values: dict[Any, Any]) -> Any:
 
 
 def like_dataclass(like: Any, values: Mapping[str, Any]) -> Any:
-    """Return a copy of the dataclass ``like`` with other values."""
+    """Return a copy of the dataclass ``like`` whose fields have ``values``."""
     rebuilt = copy.copy(like)
     for name, value in values.items():
         object.__setattr__(rebuilt, name, value)  # also works for frozen dataclasses

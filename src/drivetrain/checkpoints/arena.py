@@ -188,8 +188,8 @@ def _pin(device: torch.device, address: int, size: int) -> Callable[[], object] 
 
 
 def _new_memory() -> int:
-    """Return the descriptor of a new file in memory: above 2, because in the other process 0 to 2 are the standard
-    streams.
+    """Return the descriptor of a new file in memory. It is above 2, because in the other process 0 to 2 are the
+    standard streams.
     """
     with contextlib.ExitStack() as stack:
         if hasattr(os, "memfd_create"):

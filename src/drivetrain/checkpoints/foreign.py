@@ -124,7 +124,7 @@ def read_foreign(
     loaded = read_objects(source, name, map_location=map_location)
     if not isinstance(loaded, dict) or not loaded.keys() & {"state_dict", "pytorch-lightning_version"}:
         return None
-    if "drivetrain_version" in loaded:  # the user of such a file wants its objects, not placeholders
+    if "drivetrain_version" in loaded:  # drivetrain's own file: users want its objects, not placeholders
         return None
     _warn_of_placeholders(name, loaded)
     return loaded

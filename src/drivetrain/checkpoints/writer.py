@@ -71,8 +71,8 @@ class Writer:
         Args:
             path: the file, in an existing folder.
             records: names and contents: bytes, or tensors' storages. Storages in the arena are not copied.
-            zipped: whether to write a zip container that torch reads. If False, the contents follow one another without
-                names, and only then ``records`` of the result is filled.
+            zipped: whether to write a zip container that torch reads. If False, the contents are written one after the
+                other without names, and ``records`` of the result is filled.
             new: whether to raise an error instead of replacing a file.
 
         Raises:

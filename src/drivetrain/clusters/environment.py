@@ -174,7 +174,7 @@ class ClusterEnvironment:
         """Return the number of processes that the cluster has started on this machine.
 
         Args:
-            num_nodes: the number of machines; all have the same number of processes.
+            num_nodes: the number of machines, each of which has the same number of processes.
         """
         return self.world_size() // max(num_nodes, 1)
 

@@ -51,7 +51,7 @@ def phase_name(number: int) -> str:
 
 
 class Sheet:
-    """One rank's part of the board, in that rank's process.
+    """The part of the board to which one rank writes, for use in that rank's process.
 
     Args:
         folder: the board's folder.

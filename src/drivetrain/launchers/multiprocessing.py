@@ -182,7 +182,7 @@ def _raise(local_rank: int, process: Any, failure: Failure, board: Board) -> Non
 
 @contextmanager
 def _ends(processes: Sequence[Any]) -> Iterator[dict[Any, int]]:
-    """Context with an object for each local rank that is ready, in the sense of ``connection.wait``, when the process
+    """Context with an object for each local rank, which ``multiprocessing.connection.wait`` returns when the process
     ends.
 
     Python's own sentinel is a pipe that the process's children also keep open, so a killed rank would seem to live as
@@ -224,8 +224,9 @@ def _send(processes: Sequence[Any], number: int) -> None:
 @contextmanager
 def _early_variables(place: child.Place) -> Iterator[None]:
     """Set the variables that a new process needs while it imports the program's file, which is its first user code.
-    With its rank, only rank 0 logs. The variable that marks a started process is not set yet. Otherwise, a file without
-    ``if __name__ == "__main__":`` would continue as a rank, instead of getting Python's error for this.
+    They include the process's rank, so that only rank 0 logs. The variable that marks a started process is not set yet.
+    Otherwise, a file without ``if __name__ == "__main__":`` would continue as a rank, instead of getting Python's error
+    for this.
     """
     early = {name: place.variables[name] for name in ("RANK", "OMP_NUM_THREADS") if name in place.variables}
     before = {name: os.environ[name] for name in early if name in os.environ}

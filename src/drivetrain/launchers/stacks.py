@@ -184,8 +184,8 @@ class Answer:
     def waits_in(self) -> flight.Collective | None:
         """The collective in which the main thread waits; ``None`` if the main thread does something else.
 
-        An unfinished collective does not show that the main thread waits. It waits if, besides, its innermost line is
-        torch's or drivetrain's.
+        An unfinished collective does not show that the main thread waits. The thread waits only if its innermost line
+        is torch's or drivetrain's.
         """
         waits = flight.waits_in(self.trace)
         inside = bool(self.main) and any(each in self.main[0][0] for each in _WAIT_IN)

@@ -217,7 +217,7 @@ class Logbook:
         self.bar_metrics, self.history = bar, history
 
     def leave_batch(self) -> None:
-        """Forget the batch, outside steps. A value that an epoch hook logs then has weight 1."""
+        """Forget the current batch after a step. A value that an epoch hook then logs has weight 1."""
         self.scope = self.batch = None
         self.size = 1
 
