@@ -87,7 +87,7 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of ``fn`` as its callers see it.
 
     A wrapper around a bound method may also be bound, as in torch's ``register_fsdp_forward_method``. For it,
-    ``inspect.signature`` would remove the first parameter twice, and the second removed one is not the instance.
+    ``inspect.signature`` would remove not only the parameter for the instance, but also the next one.
     """
     while inspect.ismethod(fn) and inspect.ismethod(wrapped := getattr(fn, "__wrapped__", None)):
         fn = wrapped

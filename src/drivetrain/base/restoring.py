@@ -155,7 +155,7 @@ def count(value: Any, place: str = "") -> int:
     """Return ``value``, if it is a non-negative integer.
 
     Raises:
-        WrongForm: ``value`` is not one.
+        WrongForm: ``value`` is not such an integer.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _LARGEST:
         raise WrongForm(place, f"is {shown(value)}, and a count is expected")
@@ -180,7 +180,7 @@ def of_length(number_of_items: int, value: Any, place: str) -> Any:
     """Return ``value``, if it is a list or tuple with ``number_of_items`` items.
 
     Raises:
-        WrongForm: ``value`` is not one.
+        WrongForm: ``value`` is not such a list or tuple.
     """
     if len(expect(value, (list, tuple), place)) != number_of_items:
         raise WrongForm(place, f"has {len(value)} items, and {number_of_items} are expected")

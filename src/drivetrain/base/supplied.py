@@ -47,9 +47,9 @@ def instead_of(owner: str, name: str) -> str | None:
     known about the name.
 
     Args:
-        owner: a package, "Trainer" for its arguments, or for attributes "trainer", "LightningModule" or "Engine"; "a
-            call": then ``name`` is an argument after its class or method, such as "ModelCheckpoint.filepath".
-        name: the name.
+        owner: what lacks the name: a package; "Trainer" for an argument of the Trainer; "trainer", "LightningModule" or
+            "Engine" for an attribute; "a call" for an argument of another class or of a method.
+        name: the name; for "a call", after its class or method, as in "ModelCheckpoint.filepath".
     """
     return None
 

@@ -195,8 +195,8 @@ STORES = (PARAMETERS, BUFFERS, "_non_persistent_buffers_set", MODULES)
 COMPILED_CALL = "_compiled_call_impl"
 """The attribute of a module that was compiled in place with the function that its calls run."""
 WRAPPED = "_orig_mod"
-"""The attribute in which a result of ``torch.compile`` has the original module; its parameters' names begin
-with this.
+"""The attribute of a result of ``torch.compile`` for the original module, and the beginning of its parameters'
+names.
 """
 APPLY = "_apply"
 """The method through which a module replaces its tensors, as in ``to`` and ``half``."""

@@ -22,7 +22,7 @@ _PORTS = range(15_000, 20_000)  # ports below those that systems choose for outg
 
 
 class HorovodEnvironment(ClusterEnvironment):
-    """Ranks from the variables of ``horovodrun``, or of Open MPI's ``mpirun``.
+    """Reads the ranks from the variables of ``horovodrun``, or of Open MPI's ``mpirun``.
 
     If all processes are on one machine, they meet on its loopback interface, at ``MASTER_PORT`` or at a port derived
     from the job's id. On several machines, pass ``MASTER_ADDR`` and ``MASTER_PORT``, with ``mpirun -x MASTER_ADDR -x

@@ -36,7 +36,7 @@ class ProcessState:
     environ: dict[str, str]
     rng: dict[str, Any]
     seed: int
-    deterministic: tuple[bool, bool, bool]  # of deterministic algorithms: on, warn only, fill memory
+    deterministic: tuple[bool, bool, bool]  # deterministic algorithms: on, warn only, fill memory
     cudnn: tuple[bool, bool, bool]  # enabled, benchmark, deterministic
     fp32_precision: dict[str, str]
     matmul_precision: str | None  # torch's older switch; None if it cannot represent the newer switches

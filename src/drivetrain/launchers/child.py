@@ -93,8 +93,8 @@ class _ByValue(ForkingPickler):
 
 
 class _Trail(pickle._Pickler):
-    """A pickler without output, in Python. After an exception, ``held`` lists the nested objects, from the outermost to
-    the one that cannot be pickled.
+    """A pickler, written in Python, that writes nothing. After an exception, ``held`` lists the nested objects, from
+    the outermost to the one that cannot be pickled.
     """
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ class _Grace:
 
     Attributes:
         seconds: the time that this process has after the end of the launching process.
-        followed: the id of the launching process for whose end a thread waits; 0: none.
+        followed: the id of the launching process, if a thread waits for its end; otherwise 0.
     """
 
     seconds = _ENDS_S

@@ -100,7 +100,7 @@ class Watch:
         progress = tuple(tuple(each[word] for word in (PHASE, BATCHES, STEP, SAVING, STALL)) for each in words)
         if progress != self._progress:
             self._progress, self._since, self._said = progress, now, False
-            # the ranks are first asked when a wait in a collective can have reached the timeout
+            # ask the ranks only when a wait in a collective can have lasted for the timeout
             self._stopped, self._cpu, self._asks_at = {}, {}, now + stall_s + look_s
             return ""
         self._look_at_processes(now, now - self._since >= stall_s / 2)

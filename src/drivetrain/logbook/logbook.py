@@ -76,7 +76,7 @@ class Logbook:
             numbers and the maxima of another; ``None``: one rank. ``reduce_world``: the same for all ranks.
         own_reduce: a user strategy's reduction of the ranks' values; ``None``: exact sums.
         history: on rank 0, the values that loggers get, of all runs of the Trainer.
-        sync_metric: how a metric object gathers the ranks' states if not all ranks see different samples.
+        sync_metric: how a metric object gathers the ranks' states if some ranks see the same samples.
     """
 
     def __init__(self, sum_dtype: torch.dtype = torch.float64) -> None:
