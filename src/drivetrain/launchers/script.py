@@ -56,8 +56,8 @@ class ScriptLauncher(Launcher):
     def for_job(cls, *job: Any, **options: Any) -> Launcher:
         """Return an instance; in a process that this launcher has started, an ``ExternalLauncher``.
 
-        A user's cluster environment may not detect that it is in a rank. Then each rank would start further ranks,
-        without end.
+        A user's cluster environment may not detect that this process is a rank. Then each rank would start further
+        ranks, without end.
         """
         return ExternalLauncher() if was_started() else super().for_job(*job, **options)
 
