@@ -231,7 +231,8 @@ class KeepsWeights(Callback):
     """Base class of callbacks that keep weights beside the module's, such as averages.
 
     Every checkpoint contains these weights, even one with ``save_weights_only``. They are not part of
-    :meth:`state_dict`, because a fit copies this state before each optimizer step if a callback saves on exceptions.
+    :meth:`state_dict`, because a fit copies this state at the first batch of each optimizer step if a callback saves on
+    exceptions.
     """
 
     keeps_weights = True
@@ -262,8 +263,8 @@ class Checkpoint(Callback):
     needs_every_rank = True
 
     saves_on_exception: bool = False
-    """Whether the callback saves when an exception ends a run. If so, the loop copies the state before each optimizer
-    step.
+    """Whether the callback saves when an exception ends a run. If so, the loop copies the state at the first batch of
+    each optimizer step.
     """
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:

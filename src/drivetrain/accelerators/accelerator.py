@@ -35,7 +35,7 @@ class Accelerator(ABC):
 
     contract_version: ClassVar[int] = 1
     """The version of this contract. A subclass may set the version for which it was written; if this is another
-    version, its registration is an error.
+    version, Python raises an error where the class is defined.
     """
 
     # ---- required ------------------------------------------------------------------------------------------------

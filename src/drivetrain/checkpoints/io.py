@@ -54,7 +54,7 @@ class FileAnswers:
             return None
 
     def touch(self, path: str | Path) -> None:
-        """Make the checkpoint at ``path`` the most recent one by setting its time to now."""
+        """Make the checkpoint at ``path`` the most recently written one."""
         wait_for(self, path)
         try:
             files.touch(path)

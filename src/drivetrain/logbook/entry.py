@@ -112,7 +112,7 @@ class Entry:
         # names of its values per step and over the epoch
         self.step_name, self.epoch_name = self._suffixed("step"), self._suffixed("epoch")
         self.names = [self.step_name] * self.on_step + [self.epoch_name] * self.on_epoch
-        self.once = not rule.step_allowed  # whether the hook runs once per epoch; then its value is final
+        self.once = not rule.step_allowed  # whether the hook runs once per epoch; then its first value is final
         self.to_logger = options.logger is not False
         self.to_bar = options.prog_bar
         self.keep_graph = options.enable_graph
