@@ -11,47 +11,56 @@ if TYPE_CHECKING:
 
     from drivetrain.module.module import LightningModule as LightningModule
     from drivetrain.trainer.trainer import Trainer as Trainer
-else:  # callbacks need these names only in annotations; at run time, this module must not import a higher layer
+# callbacks need these names only in annotations, and at run time this module must not import modules of higher layers
+else:
     LightningModule = Trainer = Any
 
 
 class Callback:
     """Base class of callbacks. Override the hooks you need; hooks that are not overridden cost nothing in a step.
 
-    Every hook gets ``(trainer, pl_module, ...)``. Hooks run before the module's hook of the same name, in the order of
-    the list, with two exceptions that ``position`` and ``monitors`` declare. Each hook may call the module's
-    ``self.log`` if the module's own hook may.
+    Every hook gets ``(trainer, pl_module, ...)``. A callback's hook runs before the module's hook of the same name, and
+    callbacks run in the order of the list; ``position`` and ``monitors`` declare two exceptions. A hook may call
+    ``self.log`` if the module's hook of the same name may.
     """
 
     position: Literal["first", "any", "last"] = "any"
-    """Its position among the callbacks: tuners run first, checkpoints last."""
+    """The callback's position in the list: tuners run first, checkpoints last."""
 
     monitors: bool = False
-    """Whether it reads metrics at the end of an epoch; its ``on_train_epoch_end`` then runs after the module's."""
+    """Whether the callback reads metrics at the end of an epoch. If so, its ``on_train_epoch_end`` runs after the
+    module's.
+    """
 
     idle_hooks: frozenset[str] = frozenset()
-    """Hooks that the class overrides but this instance, as configured, need not be called for. Read when a run
-    starts: an idle hook costs nothing in a step."""
+    """Hooks that the class overrides, but that need not be called on this instance, because its options do not use
+    them. The loop reads these names when a run starts; an idle hook costs nothing in a step.
+    """
 
     ends_training: bool = False
-    """Whether it ends training by its own limit; the default of ``max_epochs`` is then no limit."""
+    """Whether the callback has a limit of its own that ends training. If so, the default of ``max_epochs`` is
+    no limit.
+    """
 
     needs_batch_indices: bool = False
-    """Whether it needs the sample indices of prediction batches. Without such a callback, they are not recorded."""
+    """Whether the callback needs the sample indices of prediction batches, which are recorded only for such
+    callbacks.
+    """
 
     needs_every_rank: bool = False
     """Whether every rank needs this callback with the same options, because its hooks exchange values between ranks or
     change the training. The ranks compare the ``state_key`` of these callbacks when a run begins."""
 
     changes_in_validation: bool = True
-    """Whether its state may change during a validation. A run that resumes from a checkpoint that was saved during a
-    validation repeats the validation, and warns about such callbacks."""
+    """Whether the callback's state may change during a validation. A run that resumes from a checkpoint that was saved
+    during a validation repeats the validation, and warns about such callbacks.
+    """
 
     keeps_weights: bool = False
-    """Whether it is a :class:`KeepsWeights`."""
+    """Whether the callback is a :class:`KeepsWeights`."""
 
     pl_module: Any = None
-    """The module of the run, set by the Trainer: what :meth:`log` logs through."""
+    """The module of the run, through which :meth:`log` logs. The Trainer sets it."""
 
     def log(self, name: str, value: Any, **options: Any) -> None:
         """Call the module's ``self.log`` with its arguments, from a hook that may log."""
@@ -83,7 +92,7 @@ class Callback:
         """Called when ``stage`` has ended without an exception."""
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Called when the run ends with ``exception``, including Ctrl-C. Parts of the run may not exist yet."""
+        """Called when the run ends with ``exception``, also when Ctrl-C ends it. Parts of the run may not exist yet."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Called when the model is on the device and the optimizers exist."""
@@ -95,7 +104,7 @@ class Callback:
         """Called before the validation batches of the sanity check."""
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called after the sanity check; metrics, progress and random generators are restored."""
+        """Called after the sanity check, when metrics, progress and random generators are as before it."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Called before the first epoch."""
@@ -129,7 +138,7 @@ class Callback:
         """Called before the pass over the validation loaders."""
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called after the pass over the validation loaders; its values may still be logged here."""
+        """Called after the pass over the validation loaders; this hook may still log values of the epoch."""
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -152,7 +161,7 @@ class Callback:
         """Called before the pass over the test loaders."""
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called after the pass over the test loaders; its values may still be logged here."""
+        """Called after the pass over the test loaders; this hook may still log values of the epoch."""
 
     def on_test_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -189,19 +198,21 @@ class Callback:
         """Called after a prediction batch; ``outputs`` is the result of ``predict_step``."""
 
     def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Called before the gradients of the last window are cleared, after this window's first ``training_step``."""
+        """Called before the gradients of the previous optimizer step are cleared, after the first ``training_step``
+        since then.
+        """
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Called before the backward pass of ``loss``, which is divided by the number of accumulated batches."""
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called when the gradients of this batch have been added."""
+        """Called when the gradients of this batch have been added to ``.grad``."""
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Called when the gradients are complete, unscaled and not yet clipped."""
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Called when ``checkpoint`` is complete but not written: add to it or change it."""
+        """Called when ``checkpoint`` is complete but not yet written. The hook may add entries or change them."""
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Called when ``checkpoint`` was read and the model has its weights, before :meth:`load_state_dict`."""
@@ -210,7 +221,7 @@ class Callback:
 def connect_module(callbacks: Iterable[Callback], module: Any) -> None:
     """Set the run's module on its callbacks.
 
-    A callback that is itself an ``nn.Module``, and part of the module, must not register it as a child.
+    ``object.__setattr__``, because a callback that is an ``nn.Module`` must not register the run's module as its child.
     """
     for callback in callbacks:
         object.__setattr__(callback, "pl_module", module)
@@ -219,15 +230,18 @@ def connect_module(callbacks: Iterable[Callback], module: Any) -> None:
 class KeepsWeights(Callback):
     """Base class of callbacks that keep weights beside the module's, such as averages.
 
-    Every checkpoint contains these weights, also with ``weights_only``. They are not part of :meth:`state_dict`, which
-    a fit copies at the start of each window if a callback saves on exceptions.
+    Every checkpoint contains these weights, even one with ``save_weights_only``. They are not part of
+    :meth:`state_dict`, because a fit copies this state at the first batch of each optimizer step if a callback saves on
+    exceptions.
     """
 
     keeps_weights = True
     changes_in_validation = False
 
     def save_weights(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add the weights to ``checkpoint``, whose "state_dict" contains the module's; every rank calls it."""
+        """Add the weights to ``checkpoint``, whose "state_dict" contains the module's weights. Every rank calls
+        this.
+        """
 
     def load_weights(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any], fitting: bool
@@ -240,8 +254,8 @@ class KeepsWeights(Callback):
 class Checkpoint(Callback):
     """Base class of callbacks that write checkpoints.
 
-    The callback runs last. At the end of a batch, a validation or an epoch its hook runs after the module's, so that it
-    saves the effect of all other hooks.
+    Such a callback runs last. At the end of a batch, a validation or an epoch, its hook runs even after the module's,
+    so that it saves the effect of all other hooks.
     """
 
     position = "last"
@@ -249,19 +263,21 @@ class Checkpoint(Callback):
     needs_every_rank = True
 
     saves_on_exception: bool = False
-    """Whether it saves when a run ends by an exception. The loop then keeps a copy of each window's start."""
+    """Whether the callback saves when an exception ends a run. If so, the loop copies the state at the first batch of
+    each optimizer step.
+    """
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
-        """Return the files in a folder that the user chose. ``ckpt_path="last"`` may use them, whichever program saved
-        them.
+        """Return the files in a folder that the user chose. ``ckpt_path="last"`` may use any of these files, whichever
+        program has saved it.
 
-        The newest complete file of all callbacks is used.
+        Of the files of all callbacks, the newest complete one is used.
         """
         return []
 
     def save_folders(self, trainer: Trainer) -> list[str]:
-        """Return the folder into which a fit saves when it is asked to end, then the folders of other runs, if any.
-
-        ``ckpt_path="last"`` may use a file in them if the same program with the same configuration has saved it.
+        """Return the folder into which a fit saves when it is asked to end, followed by the folders of other runs, if
+        there are any. ``ckpt_path="last"`` may use a file in these folders if the same program with the same
+        configuration has saved it.
         """
         return []

@@ -26,7 +26,7 @@
     └── PeerError                                another rank of the job failed, so this one ends too
     SIGTERMException (a SystemExit)              the run ends because it was sent SIGTERM
 
-A message gives the cause, the value and the cure, in this order; its last sentence says what to write instead.
+A message states the cause, the value and the cure, in this order: its last sentence says what to write instead.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ R = TypeVar("R")
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _MODULE = re.compile(r"<(?:[\w<>]+\.)+(?=\w+ object>)")
-_LONGEST_REPR = 100  # characters; the text of a model would otherwise fill pages
+_LONGEST_REPR = 100  # characters; without a limit, the text of a model would fill pages
 
 
 class DrivetrainError(Exception):
@@ -78,7 +78,7 @@ class WrongTypeError(ConfigurationError, TypeError):
 
 class SignatureError(ConfigurationError, TypeError, RuntimeError):
     """A step or a hook does not accept the loop's arguments. The error is also a TypeError, which Python raises for a
-    wrong call, and a RuntimeError, because only the run shows whether there are several loaders.
+    wrong call, and a RuntimeError, because whether a step needs ``dataloader_idx`` is known only during the run.
     """
 
 
@@ -95,7 +95,7 @@ class MissingPackageError(ConfigurationError, ModuleNotFoundError):
 
 
 class HookError(ConfigurationError, NotImplementedError):
-    """A hook no longer exists, or a class must define it. Also a NotImplementedError."""
+    """A hook no longer exists, or a class must define it. The error is also a NotImplementedError."""
 
 
 class RunError(ConfigurationError, RuntimeError):
@@ -146,8 +146,8 @@ class NoCheckpointError(CheckpointError, FileNotFoundError, ValueError):
 
 
 class CheckpointNameError(CheckpointError, ValueError):
-    """A word such as "best" names no checkpoint, or a folder is none. The error is also a ValueError, because the
-    argument is wrong.
+    """A word such as "best" stands for no checkpoint, or a folder is not a checkpoint. The error is also a ValueError,
+    because the argument is wrong.
     """
 
 
@@ -166,7 +166,7 @@ class CheckpointMismatchError(CheckpointError, RuntimeError):
 
 
 class PeerError(DrivetrainError):
-    """Another rank of the job has failed, so this one ends too. The message names the rank, the place, and the
+    """Another rank of the job has failed, so this rank ends, too. The message names the rank, the place, and the
     exception.
     """
 
@@ -178,13 +178,13 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     """Return the ``known`` name most similar to ``word``, ignoring case; ``None`` if none is similar."""
     names = {name.lower(): name for name in sorted(known)}
     found = difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.6)
-    # "dpp" means "ddp"
+    # a name with the same letters is preferred: "dpp" means "ddp"
     mistyped = (each for each in found if len(each) == len(word) and set(each) == set(word.lower()))
     return names[next(mistyped, found[0])] if found else None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the most similar known name, then all of them."""
+    """Return the end of a message about an unknown name: the most similar known name, then all known names."""
     names = sorted(known)
     close = closest(word, names)
     hint = "" if close is None else f"Did you mean {close!r}? "
@@ -192,13 +192,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def number_of(number: object, what: str) -> str:
-    """Return a number and a noun, in the plural unless it is 1: "1 batch", "2 batches"."""
+    """Return the number and the noun ``what``, which is in the plural unless the number is 1: "1 batch", "2
+    batches".
+    """
     return f"{number} {what}{'' if number == 1 else 'es' if what.endswith(('tch', 'ss')) else 's'}"
 
 
 def shown(value: Any) -> str:
-    """Return ``repr(value)`` for a message: in one line, shortened if it is long, without memory addresses and without
-    the modules of objects, ``<Timer object>``.
+    """Return ``repr(value)`` for a message: in one line, shortened if it is long, without memory addresses, and without
+    the module's name in texts such as ``<Timer object>``.
     """
     text = _MODULE.sub("<", _ADDRESS.sub("", " ".join(repr(value).split())))
     return text if len(text) <= _LONGEST_REPR else f"{text[: _LONGEST_REPR - 3]}..."
@@ -207,7 +209,7 @@ def shown(value: Any) -> str:
 def described(value: Any) -> str:
     """Describe a value of the wrong type: "a str: 'x'", "None", "the class EarlyStopping itself".
 
-    An object of Lightning's classes, whose names are the same here, is described with their package.
+    If the value's class is Lightning's, the text names its package, because the class may have the same name here.
     """
     if isinstance(value, type):
         return f"the class {value.__name__} itself{_in_parentheses(whose(value))}"
@@ -218,12 +220,12 @@ def described(value: Any) -> str:
 
 
 def _in_parentheses(sentences: str) -> str:
-    """Return ``sentences`` in a form that can be inserted into another sentence."""
+    """Return ``sentences`` in parentheses, to be inserted into another sentence."""
     return f" ({sentences[0].lower()}{sentences[1:-1]})" if sentences else ""
 
 
 def whose(value: Any) -> str:
-    """Return which of Lightning's classes ``value`` has or extends, and what to do; "" if none."""
+    """Return which class of Lightning ``value`` has or extends, and what to do; "" if there is no such class."""
     for cls in (value if isinstance(value, type) else type(value)).__mro__:
         if (package := cls.__module__.partition(".")[0]) in _LIGHTNING:
             return (
@@ -236,16 +238,19 @@ def whose(value: Any) -> str:
 def wrong_value(
     owner: str, name: str, value: Any, expected: str, cure: str, types: tuple[type, ...] = (object,)
 ) -> ConfigurationError:
-    """Return the error for an argument of ``owner`` with a wrong value: what is accepted, and what to write.
+    """Return the error for a wrong value of an argument of ``owner``; the message says what is accepted, and what to
+    write.
 
-    If the value has none of the ``types``, it is a :class:`WrongTypeError`.
+    If the value has none of ``types``, the error is a :class:`WrongTypeError`.
     """
     kind = ConfigurationError if isinstance(value, types) else WrongTypeError
     return kind(f"{owner}({name}={shown(value)}): {name} is {expected}. Write {cure}.")
 
 
 def unknown_value(owner: str, name: str, value: Any, known: Iterable[str]) -> ConfigurationError:
-    """Return the error for an argument of ``owner`` that is none of the ``known`` names; it suggests one."""
+    """Return the error for an argument of ``owner`` that is none of the ``known`` names; the message suggests one of
+    them.
+    """
     return ConfigurationError(f"{owner}({name}={shown(value)}) is unknown. {did_you_mean(str(value), known)}")
 
 
@@ -254,9 +259,9 @@ def check_installed(owner: str, package: str, instead: str = "", install: str = 
 
     Args:
         owner: the class or function that needs the package.
-        package: the package, as it is imported.
+        package: the name under which the package is imported.
         instead: what to use without the package; "" if nothing else does the same.
-        install: the package, as pip calls it; "": by the same name.
+        install: the name under which pip installs the package; "": the same name.
 
     Raises:
         MissingPackageError: the package is not installed.
@@ -267,7 +272,7 @@ def check_installed(owner: str, package: str, instead: str = "", install: str = 
 
 
 def check_known(owner: str, value: Any, what: str, known: Collection[str]) -> None:
-    """Check that the first argument of ``owner`` is one of the ``known`` names; ``what`` is the word for one of them.
+    """Check that the first argument of ``owner`` is one of the ``known`` names; ``what`` is the noun for such a name.
 
     Raises:
         ConfigurationError: the value is none of them; the message suggests a similar one.
@@ -282,7 +287,9 @@ def is_count(value: Any, lowest: int = 0) -> bool:
 
 
 def count_meant(value: Any, otherwise: int, lowest: int = 0) -> int:
-    """Return the int that ``value`` probably means, such as 3 for 3.0 or "3"; otherwise ``otherwise``."""
+    """Return the int that ``value`` probably means, such as 3 for 3.0 or "3"; if it means none, return
+    ``otherwise``.
+    """
     try:
         whole = None if isinstance(value, bool) or float(value) != int(float(value)) else int(float(value))
     except (TypeError, ValueError, OverflowError):
@@ -297,7 +304,7 @@ def check_count(owner: str, name: str, value: Any, lowest: int = 0, otherwise: i
         owner, name, value: as in :func:`wrong_value`.
         lowest: the smallest valid value.
         otherwise: the number that the message suggests, unless the value probably means another int.
-        optional: accept ``None``, too.
+        optional: whether ``None`` is accepted, too.
 
     Raises:
         ConfigurationError: the value is smaller.
@@ -320,26 +327,28 @@ def check_choice(owner: str, name: str, value: Any, choices: Sequence[Any]) -> N
 
 
 def is_number(value: Any) -> bool:
-    """Return whether ``value`` is a real number, of Python or numpy, and not NaN; booleans do not count."""
+    """Return whether ``value`` is a real number of Python or numpy, except NaN; booleans do not count."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and value == value
 
 
 def unknown_argument(owner: str, unknown: Mapping[str, Any], known: Iterable[str]) -> UnknownArgumentError:
-    """Return the error for arguments that ``owner`` does not have: the first of them, and a similar name."""
+    """Return the error for arguments that ``owner`` does not have; the message has the first of them, and a similar
+    name.
+    """
     name = next(iter(unknown))
     cure = instead_of("a call", f"{owner}.{name}") or did_you_mean(name, known)
     return UnknownArgumentError(f"{owner} has no argument {name}={shown(unknown[name])}. {cure}")
 
 
 class NoMore(TypedDict):
-    """The type in ``**unknown: Unpack[NoMore]``: type checkers then accept no further keyword."""
+    """With ``**unknown: Unpack[NoMore]`` in a signature, type checkers accept no further keyword."""
 
 
 def accepts_no_more(fn: Callable[P, R]) -> Callable[P, R]:
     """Decorator for a function that catches misspelt keywords in ``**unknown``, to raise its own error.
 
-    It hides ``**unknown`` from the function's signature. Unlike :func:`arguments_checked`, this adds no frame to a
-    traceback.
+    The decorator hides ``**unknown`` from the function's signature. Unlike :func:`arguments_checked`, it adds no frame
+    to a traceback.
     """
     signature = inspect.signature(fn)
     named = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
@@ -349,7 +358,7 @@ def accepts_no_more(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def arguments_checked(fn: Callable[P, R]) -> Callable[P, R]:
-    """Decorator for entry points: an unknown argument of ``fn`` raises an error that suggests a similar one.
+    """Decorator for entry points: an unknown argument of ``fn`` raises an error that suggests a similar argument.
 
     Raises:
         UnknownArgumentError: there is no such argument.

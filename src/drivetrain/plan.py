@@ -1,6 +1,6 @@
-"""Decide once: from the settings and the machine, make a frozen plan with its reasons. Nothing is built here.
+"""Make a frozen plan with its reasons, once, from the settings and the machine. Nothing is built here.
 
-Precedence, from the top; each row is tested without hardware in ``tests/test_plan.py``:
+For each part, the first row that applies decides. ``tests/test_plan.py`` tests each row without hardware:
 
 ============  ================================================  =======================================================
 what          given                                             choice
@@ -70,19 +70,19 @@ _CLAIMS: dict[torch.dtype | None, tuple[str, str]] = {
 
 _PLUGINS: tuple[type, ...] = (Precision, CheckpointIO, ClusterEnvironment, LayerSync)
 _PASS_PLUGINS = "Pass a Precision, a CheckpointIO, a ClusterEnvironment or a LayerSync, at most one of each."
-_SYNC = "sync_batchnorm"  # the layer synchronisation that this argument of the Trainer selects
+_SYNC = "sync_batchnorm"  # the argument of the Trainer, and the name of the layer synchronisation that it selects
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the decision must know about this machine, as plain facts, so that a test can invent them.
+    """The facts about this machine on which a plan depends, as plain data, so that a test can invent them.
 
-    The available accelerators are not among these facts: the plan asks the accelerators themselves.
+    Which accelerators are available is not among these facts, because the plan asks the accelerators.
 
     Attributes:
         environment: the cluster environment of this process, and the reason why it was detected; ``None``: the user
             started the process.
-        has_tensorboard: whether TensorBoardLogger would work.
+        has_tensorboard: whether the package that TensorBoardLogger needs is installed.
         is_rank_of_program: whether the program has started this process as a rank.
         is_notebook: whether the program is not a file that could be run again.
     """
@@ -94,7 +94,7 @@ class Machine:
 
     @classmethod
     def detect(cls, environ: MutableMapping[str, str] = os.environ, given: ClusterEnvironment | None = None) -> Machine:
-        """Return the facts about this machine and process; no cluster is looked for if one is ``given``."""
+        """Return the facts about this machine and process; if ``given`` is an environment, no other one is detected."""
         return cls(
             environment=detect(environ, given),
             has_tensorboard=find_spec("tensorboard") is not None,
@@ -114,10 +114,10 @@ class Decision:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Everything that was decided before anything was built. ``print(plan)`` shows it with its reasons.
+    """All decisions, made before any part is built. ``print(plan)`` shows them with their reasons.
 
     Attributes:
-        start_method: how this process starts the processes of its machine; ``None``: it is one of them.
+        start_method: how this process starts the processes of its machine; ``None``: it starts none.
     """
 
     accelerator: Accelerator
@@ -213,8 +213,8 @@ def _processes_for(strategy: Entry[Strategy] | Strategy, devices: Sequence[torch
 def _processes(
     environment: ClusterEnvironment, why: str, cls: type[Strategy], count: int, num_nodes: int, start_method: str | None
 ) -> tuple[str, str]:
-    """Return the processes of the job, and the reason; the text is true in all processes, and in the one that starts
-    them.
+    """Return a text about the job's processes, and the reason. It is true in each process, and in the process that
+    starts them.
     """
     if start_method is not None:
         each = f"{count}, started" if num_nodes == 1 else f"{count} on each of {num_nodes} machines, started"
@@ -262,7 +262,7 @@ def _plugin_named(name: str) -> Any:
 
 
 def _strategy(settings: Settings) -> tuple[Entry[Strategy] | Strategy | None, str]:
-    """Return the requested strategy; ``None`` for "auto", where the number of devices decides."""
+    """Return the requested strategy, and why; ``None`` for "auto", because the number of devices then decides."""
     given = settings.strategy
     if isinstance(given, Strategy):
         return given, "strategy= is an instance"
@@ -301,7 +301,7 @@ def _environment(plugin: ClusterEnvironment | None, own: OwnParts, machine: Mach
             "Give the cluster environment once."
         )
     if (given := carried or plugin) is not None:
-        check_part(type(given))  # checked before the environment is asked for the job's size
+        check_part(type(given))  # before the environment is asked for the job's size
         return given, "it was passed in plugins=" if carried is None else "the strategy carries it"
     environment, evidence = machine.environment or (LocalEnvironment({}), LocalEnvironment.evidence)
     if isinstance(environment, LocalEnvironment) and environment.creates_processes_externally:
@@ -317,7 +317,7 @@ def _start_method(
     devices: Sequence[torch.device],
     environment: ClusterEnvironment,
 ) -> str | None:
-    """Return how this process starts the processes of its machine; ``None``: it is one of them, or the only process.
+    """Return how this process starts the processes of its machine; ``None``: it starts none.
 
     Raises:
         ConfigurationError: the strategy, the devices and the existing processes do not fit together.
@@ -358,7 +358,7 @@ def _start_method(
     if environment.creates_processes_externally:
         return None
     remains = launcher is not None and (launcher.reruns_program or launcher.leaves_one_here)
-    return None if processes == 1 and remains else start  # there is no other process on this machine
+    return None if processes == 1 and remains else start  # None: the only process of this machine needs no start
 
 
 def _accelerator(settings: Settings, own: OwnParts) -> tuple[Accelerator, str]:
@@ -394,14 +394,14 @@ def _devices(
         raise WrongTypeError(f'devices={given!r} names no device. Write devices=1 or devices="auto".')
     parsed: Any
     if (reserved := environment.reserved_devices()) is not None and accelerator.autocast_device_type == HOST.type:
-        reserved = None  # clusters count GPUs
+        reserved = None  # the number that clusters reserve is that of GPUs
     if environment.creates_processes_externally:
         given = as_auto(given, accelerator, environment.devices_of_processes)
     if given == "auto":
         said = 'devices="auto"' if settings.devices == "auto" else f"devices={settings.devices!r}"
         count, why = reserved_of(reserved, accelerator.auto_device_count(), f"{said}, and this accelerator has")
         if environment.creates_processes_externally and accelerator.autocast_device_type == HOST.type:
-            count = environment.local_world_size(settings.num_nodes)  # CPU devices have no indices to count
+            count = environment.local_world_size(settings.num_nodes)  # CPU devices have no indices to be counted
             why = f"{said}, and the processes on this machine are"
         why = f"{why} {count}"
         cls = None if strategy is None else _class_of(strategy)
@@ -423,11 +423,11 @@ def _devices(
             check_numbers(given, parsed, accelerator)
         why = f"devices={given!r}"
     devices = tuple(accelerator.get_parallel_devices(parsed))
-    if given != "auto" and devices and devices[0].index is not None:  # processes on the host have no numbers
+    if given != "auto" and devices and devices[0].index is not None:  # devices of the host have no numbers
         check_numbers(given, parsed, accelerator)
     if not devices:
         raise ConfigurationError(f"devices={given!r} means no device of {accelerator.name!r}. Write devices=1.")
-    count = len(set(devices) if given == "auto" else devices)  # processes may share a device that a cluster divides
+    count = len(set(devices) if given == "auto" else devices)  # set(): a cluster may divide a device among processes
     check_limit(given, count, accelerator, reserved)
     return devices, why
 

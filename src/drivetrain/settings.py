@@ -1,8 +1,8 @@
 """All arguments of the Trainer: name, type, default and one line of documentation.
 
 ``Trainer.__init__`` repeats the same names, types and defaults, because editors, type checkers and the command line
-read signatures; a test compares the two. Values are checked here one by one; :mod:`drivetrain.plan` decides their
-meaning together, on this machine.
+read signatures; a test compares the two signatures. This module checks each value separately; :mod:`drivetrain.plan`
+decides what all values together mean on this machine.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ KnownStrategy = Literal[
     "ddp_forkserver", "ddp_notebook", "ddp_ray", "ddp_spawn",
 ]  # fmt: skip
 if TYPE_CHECKING:
-    # Type checkers report a misspelt precision, because there are few names, and other precisions are usually objects
-    # in plugins=. Strategies of other packages are often given by name, so any name is accepted there, and the known
-    # ones are completed.
+    # Type checkers report a misspelt precision: there are few names, and other precisions are usually passed as objects
+    # in plugins=. Strategies of other packages are often given by name, so type checkers accept any strategy's name,
+    # and editors complete the known names.
     PrecisionName = KnownPrecision
     StrategyName = KnownStrategy | str
-else:  # any registered name, also for code that reads signatures at run time, such as a command line
+else:  # at run time, code that reads signatures, such as a command line, accepts any registered name
     PrecisionName = int | str
     StrategyName = str
 
@@ -207,7 +207,7 @@ class Settings:
     plan_check: Literal["warn"] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.logger, Iterator):  # converted so that it can be iterated more than once
+        if isinstance(self.logger, Iterator):  # a list can be iterated more than once
             object.__setattr__(self, "logger", list(self.logger))
         for name, rule in _RULES.items():
             rule(name, getattr(self, name))
@@ -241,7 +241,7 @@ class Settings:
 
     @property
     def has_own_end(self) -> bool:
-        """Whether a callback limits training itself."""
+        """Whether a callback has a limit of its own that ends training."""
         given = self.callbacks or []
         callbacks = given if isinstance(given, (list, tuple)) else [given]
         return any(getattr(callback, "ends_training", False) for callback in callbacks)
@@ -249,12 +249,12 @@ class Settings:
 
 _ENTRIES = re.compile(r"^    ([a-z]\w*): (.+(?:\n        .+)*)", re.MULTILINE)
 DOCS = {name: " ".join(text.split())[:-1] for name, text in _ENTRIES.findall(inspect.getdoc(Settings) or "")}
-"""By argument, its line in the docstring of :class:`Settings`."""
+"""By argument: its line in the docstring of :class:`Settings`."""
 
 
 def doc_of(field: dataclasses.Field[Any]) -> str:
     """Return the line that documents an argument."""
-    doc = DOCS.get(field.name, "")  # under ``python -OO`` there are no docstrings, and so no documentation
+    doc = DOCS.get(field.name, "")  # "": under ``python -OO`` there are no docstrings
     return f"{doc}; not supported yet: only the default is accepted" if field.name in NOT_YET else doc
 
 
@@ -280,7 +280,7 @@ _wrong = functools.partial(wrong_value, "Trainer")
 
 
 def seconds_of(name: str, value: Any, owner: str = "Trainer") -> float:
-    """Return a duration in seconds: "DD:HH:MM:SS", a timedelta, or a dictionary of timedelta's arguments.
+    """Return a duration in seconds; ``value`` is "DD:HH:MM:SS", a timedelta, or a dictionary of timedelta's arguments.
 
     Raises:
         ConfigurationError: the duration has another form, or is not positive.
@@ -305,7 +305,9 @@ def seconds_of(name: str, value: Any, owner: str = "Trainer") -> float:
 def val_interval_of(
     value: int | float | str | timedelta | Mapping[str, int] | None,
 ) -> tuple[int | float, float | None]:
-    """Return ``val_check_interval``: batches (int) or a fraction (float), and seconds if it is a duration."""
+    """Return ``val_check_interval`` as batches (int) or a fraction (float), and the seconds if the value is a
+    duration.
+    """
     if value is None:
         return 1.0, None
     return (value, None) if isinstance(value, (int, float)) else (1.0, seconds_of("val_check_interval", value))
@@ -434,15 +436,15 @@ def check(name: str, value: Any) -> None:
 
 
 ENV_PREFIX = "PL_TRAINER_"
-"""``PL_TRAINER_MAX_EPOCHS=3`` means ``Trainer(max_epochs=3)``; an argument that the program passes wins."""
+"""``PL_TRAINER_MAX_EPOCHS=3`` means ``Trainer(max_epochs=3)``; an argument that the program passes has precedence."""
 
 _WORDS = {"true": True, "false": False, "none": None}
 
 
 def complete(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return the arguments in ``given``, with those that the environment adds.
+    """Return the arguments in ``given``, and those that environment variables add.
 
-    A value is parsed as a Python literal if possible, otherwise kept as a string.
+    The value of a variable is parsed as a Python literal if possible, and otherwise kept as a string.
 
     Raises:
         UnknownArgumentError: an argument does not exist.
@@ -456,7 +458,7 @@ def complete(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     found: dict[str, Any] = {}
     for variable, text in environ.items():
         name = variable.removeprefix(ENV_PREFIX).lower()
-        # a variable with two underscores belongs to the command line
+        # a variable with two underscores after PL_TRAINER belongs to the command line
         if not variable.startswith(ENV_PREFIX) or name.startswith("_"):
             continue
         if name in known:
@@ -484,4 +486,4 @@ def _parsed(text: str) -> Any:
 
 
 NOT_YET: dict[str, Any] = {"model_registry": None}
-"""Arguments whose feature does not exist yet, each with the only value that it accepts."""
+"""Arguments whose feature does not exist yet: by name, the only value that the argument accepts."""

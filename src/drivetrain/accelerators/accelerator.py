@@ -20,27 +20,31 @@ with on_first_use:
     from drivetrain.accelerators import torch_device
 
 HOST = torch.device("cpu")
-"""The host's memory, where everything is kept that must outlive a device."""
+"""The host, in whose memory everything is kept that must outlive a device."""
 
 
 class Accelerator(ABC):
-    """Base class: connects a program to one kind of hardware.
+    """Base class of accelerators: an accelerator connects a program to one kind of hardware.
 
-    Five members are required; the others have defaults, which ask torch about the device type. Instances keep no state
-    of a run, so several Trainers may use one instance.
+    A subclass must define five methods; the other members have defaults, which ask torch about the device type.
+    Instances keep no state of a run, so several Trainers may use one instance.
 
-    Subclasses are for experts: this contract may change in a minor version. The changelog lists such changes.
+    Writing a subclass is for experts, because this contract may change in a minor version. The changelog lists such
+    changes.
     """
 
     contract_version: ClassVar[int] = 1
-    """The version of this contract. A subclass may set the version that it was written for; another one is an error."""
+    """The version of this contract. A subclass may set the version for which it was written; if this is another
+    version, Python raises an error where the class is defined.
+    """
 
     # ---- required ------------------------------------------------------------------------------------------------
 
     @staticmethod
     @abstractmethod
     def parse_devices(devices: Any) -> Any:
-        """Return the user's ``devices`` in the form for :meth:`get_parallel_devices`; an int ``n`` means the first n.
+        """Return the user's ``devices`` in the form that :meth:`get_parallel_devices` accepts. An int ``n`` means the
+        first n.
 
         The method may return its argument unchanged (2, "2", "0,1", -1): the caller converts it to device numbers.
 
@@ -51,12 +55,12 @@ class Accelerator(ABC):
     @staticmethod
     @abstractmethod
     def get_parallel_devices(devices: Any) -> Sequence[torch.device]:
-        """Return the torch devices for a parsed specification, in rank order."""
+        """Return the torch devices for ``devices``, a result of :meth:`parse_devices`, in the order of ranks."""
 
     @staticmethod
     @abstractmethod
     def auto_device_count() -> int:
-        """Return the number of devices for ``devices="auto"`` and -1."""
+        """Return the number of devices that ``devices="auto"`` and -1 mean."""
 
     @staticmethod
     @abstractmethod
@@ -65,19 +69,24 @@ class Accelerator(ABC):
 
     @abstractmethod
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Return statistics of ``device`` by name; must not wait for the device, and may be called from any thread."""
+        """Return statistics of ``device`` by name; the method must not wait for the device, and any thread may
+        call it.
+        """
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
     auto_priority: int | None = None
-    """Priority in ``accelerator="auto"``, which chooses the available accelerator with the highest; ``None``: never.
+    """``accelerator="auto"`` chooses the available accelerator with the highest priority; ``None``: it never chooses
+    this one.
 
-    drivetrain's own: TPU 400, MPS 300, CUDA 200, any other device type of torch 100, CPU 0.
+    The priorities of drivetrain's accelerators: TPU 400, MPS 300, CUDA 200, any other device type of torch 100, CPU 0.
     """
 
     @classmethod
     def joins_auto(cls) -> bool:
-        """Return whether ``accelerator="auto"`` may choose it on this machine; it must also be available."""
+        """Return whether ``accelerator="auto"`` may choose this accelerator on this machine, provided that it is
+        available.
+        """
         return True
 
     single_device_strategy: str = "single_device"
@@ -87,16 +96,17 @@ class Accelerator(ABC):
     """The name of the strategy that ``strategy="auto"`` chooses for several of these devices."""
 
     yields_to_torch: bool = False
-    """Whether torch's own device type of the same name, if it is available, is used instead of this class."""
+    """Whether this class gives way to torch's own device type of the same name, if that is available."""
 
     own_strategies_only: bool = False
-    """Whether only strategies that name it in their ``facts.accelerators`` work on it."""
+    """Whether only strategies that name this accelerator in their ``facts.accelerators`` work on it."""
 
     @classmethod
     def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
-        """Give the class its names: ``accelerator_registry.register("name", cls, description="...")``.
+        """Register the class under its names: ``accelerator_registry.register("name", cls, description="...")``.
 
-        Called once, when Python defines a subclass with this method: the class needs no other line.
+        A subclass that defines this method is registered when Python executes its ``class`` statement; no call is
+        needed.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -106,7 +116,7 @@ class Accelerator(ABC):
 
     @property
     def name(self) -> str:
-        """The name in plans and messages: the class name in lower case without the word Accelerator."""
+        """The name in plans and messages: by default the class name in lower case, without "Accelerator" at its end."""
         return type(self).__name__.removesuffix("Accelerator").lower() or "accelerator"
 
     # ---- facts, declared -----------------------------------------------------------------------------------------
@@ -124,7 +134,7 @@ class Accelerator(ABC):
     """Whether ``torch.Stream`` and ``torch.Event`` exist for the device."""
 
     supports_non_blocking: bool = True
-    """Whether ``tensor.to(device, non_blocking=True)`` copies any tensor on the host correctly, even if the tensor is
+    """Whether ``tensor.to(device, non_blocking=True)`` is correct for every tensor on the host, even for one that is
     freed before the copy is done.
     """
 
@@ -146,12 +156,12 @@ class Accelerator(ABC):
 
     @property
     def process_group_backend(self) -> str:
-        """The backend of ``torch.distributed`` for these devices: by default torch's choice for their type."""
+        """The backend of ``torch.distributed`` for these devices: by default, torch's choice for their device type."""
         return torch.distributed.get_default_backend_for_device(self.first_device)
 
     @cached_property
     def first_device(self) -> torch.device:
-        """One of these devices, for their type; a plan sets it to one of its own devices."""
+        """One of these devices, from which their device type is read; a plan sets it to one of the plan's devices."""
         return self.get_parallel_devices([0])[0]
 
     @classmethod
@@ -167,19 +177,19 @@ class Accelerator(ABC):
             torch.accelerator.set_device_index(device)
 
     def setup(self, trainer: Any) -> None:
-        """Called first when the strategy sets up the model."""
+        """Called when the strategy begins to set up the model."""
 
     def teardown(self) -> None:
-        """Called last when a run ends, also after an exception."""
+        """Called at the very end of a run, also after an exception."""
 
     # ---- questions about a device --------------------------------------------------------------------------------
 
     def graph_recorder(self, device: torch.device) -> GraphRecorder | None:
-        """Return a recorder of graphs of ``device``'s work, for ``Trainer(cuda_graphs=...)``; ``None``: there are no
+        """Return a recorder of graphs on ``device``, for ``Trainer(cuda_graphs=...)``. ``None``: such devices have no
         graphs.
 
         Raises:
-            RuntimeError: torch cannot record graphs here; the message gives the reason.
+            RuntimeError: torch cannot record graphs on this device; the message gives the reason.
         """
         return None
 
@@ -189,11 +199,11 @@ class Accelerator(ABC):
             torch.accelerator.synchronize(device)
 
     def memory_allocated(self, device: torch.device) -> int | None:
-        """Return the bytes that tensors use on the device; ``None`` if that is unknown."""
+        """Return the bytes that tensors use on the device; ``None`` if their number is unknown."""
         return torch.accelerator.memory_allocated(device) if _is_torchs(device) else None
 
     def max_memory_allocated(self, device: torch.device) -> int | None:
-        """Return the peak of :meth:`memory_allocated` since :meth:`reset_peak_memory`; ``None`` if unknown."""
+        """Return the peak of :meth:`memory_allocated` since :meth:`reset_peak_memory`; ``None`` if it is unknown."""
         return torch.accelerator.max_memory_allocated(device) if _is_torchs(device) else None
 
     def reset_peak_memory(self, device: torch.device) -> None:
@@ -202,29 +212,31 @@ class Accelerator(ABC):
             torch.accelerator.reset_peak_memory_stats(device)
 
     def total_memory(self, device: torch.device) -> int | None:
-        """Return the bytes of memory that the device has; ``None`` if that is unknown."""
+        """Return the size of the device's memory in bytes; ``None`` if it is unknown."""
         if not _is_torchs(device):
             return None
         properties = getattr(torch.get_device_module(device), "get_device_properties", None)
         return None if properties is None else getattr(properties(device), "total_memory", None)
 
 
-_SIMULATED = "fake"  # the entry point of drivetrain.testing
+_SIMULATED = "fake"  # the name under which drivetrain.testing registers its simulated devices
 
 
 class _Accelerators(Registry[Accelerator]):
     def available_accelerators(self) -> list[str]:
-        """Return every registered name; torch's other devices work too."""
+        """Return every registered name. The names of torch's other device types are also valid."""
         return self.available()
 
     def available(self) -> list[str]:
-        """Return the names for lists and messages, sorted. "fake", the simulated devices for tests, is left out, but
-        works.
+        """Return the sorted names for lists and messages. "fake", the simulated devices for tests, is left out,
+        although it is valid.
         """
         return [name for name in super().available() if name != _SIMULATED or name in self._registered]
 
     def other_names(self, name: str) -> list[str]:
-        """Return the other names of the same class with the same arguments, without importing any class."""
+        """Return the other names that are registered for the same class and the same arguments, without importing any
+        class.
+        """
         own = self._registered.get(name)
         same = [] if own is None else [
             other for other, entry in self._registered.items()
@@ -245,10 +257,10 @@ class _Accelerators(Registry[Accelerator]):
 
 
 AcceleratorRegistry = _Accelerators("drivetrain.accelerators", "accelerator", "accelerator", by_file=False)
-"""The accelerators by name: those of the files beside this one, of users, and of installed packages."""
+"""The accelerators by name: accelerators in the files of this folder, of users, and of installed packages."""
 
 
 def _is_torchs(device: torch.device) -> bool:
-    """Return whether this is a device of ``torch.accelerator``."""
+    """Return whether ``device`` is of the type that ``torch.accelerator`` stands for."""
     current = torch.accelerator.current_accelerator()
     return current is not None and current.type == device.type

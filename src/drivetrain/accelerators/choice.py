@@ -15,7 +15,8 @@ from drivetrain.errors import ConfigurationError, RunError, UnknownNameError, di
 
 
 def choose(given: Any) -> tuple[Accelerator, str]:
-    """Return the accelerator and the reason; ``given`` is an instance, a class, a name, "auto" or "gpu".
+    """Return the accelerator for ``given``, and why it is chosen. ``given`` is an instance, a class, a name, "auto" or
+    "gpu".
 
     Raises:
         ConfigurationError: the name is unknown, or the accelerator is not available here.
@@ -44,8 +45,8 @@ def choose(given: Any) -> tuple[Accelerator, str]:
 
 
 def _entry(name: str) -> Entry[Accelerator]:
-    """Return the accelerator of this name: torch's own if it is available and the registered one yields to it,
-    otherwise the registered one.
+    """Return the registered accelerator with this name. If its class sets ``yields_to_torch``, and torch's own device
+    type of this name is available, return the accelerator for this device type.
 
     Raises:
         UnknownNameError: the name is unknown.
@@ -56,7 +57,9 @@ def _entry(name: str) -> Entry[Accelerator]:
 
 
 def _first_available(name: str) -> tuple[Accelerator, str] | None:
-    """Return the available accelerator with the highest priority; for "gpu" one of torch's, if there is any."""
+    """Return the available accelerator with the highest priority; for the name "gpu", only devices of torch count.
+    ``None`` if none is available.
+    """
     for _, entry in sorted(_candidates(), key=lambda candidate: -candidate[0]):
         meant = issubclass(entry.cls, TorchDeviceAccelerator) if name == "gpu" else entry.cls.joins_auto()
         if meant and entry.cls.is_available():
@@ -65,7 +68,9 @@ def _first_available(name: str) -> tuple[Accelerator, str] | None:
 
 
 def _candidates() -> Iterator[tuple[int, Entry[Accelerator]]]:
-    """Yield the accelerators that "auto" considers, with their priorities, including torch's own device."""
+    """Yield the accelerators that "auto" considers, with their priorities, including the device for which torch was
+    built.
+    """
     current = torch.accelerator.current_accelerator()
     entries = [_entry(entry.name) for entry in AcceleratorRegistry.entries()]
     if current is not None and all(entry.name != current.type for entry in entries):
@@ -79,7 +84,7 @@ def _candidates() -> Iterator[tuple[int, Entry[Accelerator]]]:
 
 
 def available() -> str:
-    """Return the names of the available accelerators, for messages; only one name of each."""
+    """Return the names of the available accelerators, for messages; one name for each accelerator."""
     entries = [entry for entry in AcceleratorRegistry.entries() if entry.cls.is_available()]
     return ", ".join(
         entry.name
@@ -110,7 +115,7 @@ def check_strategy(accelerator: Accelerator, strategy: str, works_on: frozenset[
         works_on: ``Strategy.accelerators``: names of accelerators, or types of devices.
 
     Raises:
-        ConfigurationError: the strategy does not work on it.
+        ConfigurationError: the strategy does not work on the accelerator.
     """
     if works_on and accelerator.name not in works_on and accelerator.autocast_device_type not in works_on:
         names = " or ".join(f'"{name}"' for name in sorted(works_on))
@@ -141,23 +146,23 @@ def check_numbers(given: Any, parsed: Any, accelerator: Accelerator) -> None:
     Raises:
         ConfigurationError: a number does not exist, or occurs twice.
     """
-    # what an accelerator returns in a form of its own is not checked
+    # an accelerator may return another form than a list of numbers, which is not checked
     if isinstance(parsed, (list, tuple)) and all(type(index) is int for index in parsed):
         check_indices(given, parsed, accelerator.auto_device_count(), f"the accelerator {accelerator.name!r}")
 
 
 def check_limit(given: Any, count: int, accelerator: Accelerator, reserved: int | None = None) -> None:
-    """Check that the accelerator, if it declares a limit, has at least ``count`` devices, and the cluster has reserved
-    them.
+    """Check that the cluster has reserved ``count`` devices, and that the accelerator has so many if it declares a
+    limit.
 
     Args:
         given: ``devices`` as the user has written it.
-        count: the number of devices that it means.
+        count: the number of devices that ``given`` means.
         accelerator: the kind of device.
         reserved: the number that the cluster has reserved on each machine; ``None``: unknown.
 
     Raises:
-        ConfigurationError: there are fewer.
+        ConfigurationError: there are fewer devices.
     """
     if reserved is not None and count > reserved:
         raise ConfigurationError(
@@ -176,11 +181,11 @@ def reserved_of(reserved: int | None, count: int, why: str) -> tuple[int, str]:
 
     Args:
         reserved: the number that the cluster has reserved on each machine; ``None``: unknown.
-        count: the number that the accelerator counts on this machine.
+        count: the number of devices that the accelerator counts on this machine.
         why: the reason for ``count``.
 
     Raises:
-        ConfigurationError: the cluster has reserved more than this machine has.
+        ConfigurationError: the cluster has reserved more devices than this machine has.
     """
     if reserved is None:
         return count, why

@@ -1,4 +1,4 @@
-"""The host's processors."""
+"""The accelerator for the host's processors."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class CPUAccelerator(Accelerator):
 
     @staticmethod
     def parse_devices(devices: Any) -> int:
-        """Parse ``devices``: a positive int, or its digits as text."""
+        """Return the number of processes for ``devices``, which is a positive int or its digits as text."""
         count = int(devices) if isinstance(devices, str) and devices.isdigit() else devices
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             numbers = count.split(",") if isinstance(count, str) else count
-            # a list of numbers means one process for each of them
+            # the error message counts a list of numbers as one process for each number
             meant = len(numbers) if isinstance(numbers, (list, tuple)) else 1
             raise WrongTypeError(
                 f"On the CPU, devices is a number of processes of at least 1, not {devices!r}. Write devices={meant}."

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs, and AMD's under ROCm, for which torch uses the same name."""
+"""The accelerator for NVIDIA's GPUs, and for AMD's under ROCm, which torch also calls "cuda"."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class CUDAAccelerator(TorchDeviceAccelerator):
     def set_nvidia_flags(local_rank: int) -> None:
         """Number GPUs as nvidia-smi does, and log which GPUs the process of ``local_rank`` sees.
 
-        Call it before torch first uses a GPU.
+        Call this before torch first uses a GPU.
         """
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
         log.info("Local rank %s sees the CUDA devices [%s].", local_rank, seen)
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Return the caching allocator's counters; with nvidia-ml-py also ``utilization_percent``, ``power_watts`` and
-        ``temperature_celsius``. Reading them does not wait for the device.
+        """Return the caching allocator's counters; if nvidia-ml-py is installed, also ``utilization_percent``,
+        ``power_watts`` and ``temperature_celsius``. This does not wait for the device.
         """
         return {**super().get_device_stats(device), **_nvml_stats(device)}
 
@@ -53,7 +53,7 @@ def _nvml_stats(device: torch.device) -> dict[str, float]:
         return {}
     try:
         pynvml.nvmlInit()
-        # looked up by its UUID: NVML ignores CUDA_VISIBLE_DEVICES, so its numbers differ
+        # NVML ignores CUDA_VISIBLE_DEVICES, so its device numbers differ from torch's; the UUID is the same
         handle: Any = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     except pynvml.NVMLError:
         return {}
@@ -70,13 +70,14 @@ def _nvml_stats(device: torch.device) -> dict[str, float]:
 
 
 def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:
-    """Return the numbers of GPUs on which a tensor can be created; a GPU held in exclusive mode is skipped.
+    """Return the numbers of GPUs on which a tensor can be created; a GPU that another process uses in exclusive mode is
+    skipped.
 
     Args:
-        num_devices: how many; -1: all usable ones.
+        num_devices: how many to return; -1: all usable GPUs.
 
     Raises:
-        ConfigurationError: there are fewer.
+        ConfigurationError: fewer than ``num_devices`` GPUs are usable.
     """
     seen = torch.cuda.device_count()
     usable: list[int] = []
@@ -106,7 +107,7 @@ def memory_in_use() -> tuple[int, int]:
 
 
 def record_allocations(max_entries: int) -> None:
-    """Record the last ``max_entries`` allocations and frees, each with its line of code."""
+    """Start to record allocations and frees, each with its line of code; keep the last ``max_entries``."""
     torch_private.record_memory(max_entries=max_entries)
 
 

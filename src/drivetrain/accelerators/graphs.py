@@ -1,6 +1,6 @@
-"""Graphs of a device: its work, recorded once and then replayed without Python.
+"""Graphs of a device, such as CUDA graphs: work of the device, recorded once and then replayed without Python.
 
-They are torch's ``torch.accelerator.Graph``, or, in versions of torch before 2.13, the backend's own, such as
+The graphs are ``torch.accelerator.Graph``. Before torch 2.13, they are the backend's own, such as
 ``torch.cuda.CUDAGraph``.
 """
 
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class GraphRecorder:
-    """Records the work that a function queues on ``device``.
+    """Records the work that a function queues on ``device``, as a graph.
 
-    A function that will be recorded first runs a few times inside :meth:`beside`. Memory that is allocated and kernels
-    that are chosen on first use then belong to the stream on which the graph is recorded.
+    Before a function is recorded, the caller runs it a few times inside :meth:`beside`. So memory that is allocated on
+    first use, and kernels that are chosen then, belong to the stream on which the graph is recorded.
 
     Raises:
         RuntimeError: torch has no graphs of this device.
@@ -35,7 +35,8 @@ class GraphRecorder:
         self._stream = torch.Stream(device)
 
     def _new_graph(self) -> Any:
-        # Other threads, such as the one that pins batches, may go on allocating while this one records.
+        # "thread_local": while this thread records, other threads, such as the one that pins batches, may allocate
+        # memory.
         settings: dict[str, Any] = {"capture_error_mode": "thread_local"}
         if self._new_pool is not None:
             settings["pool"] = self._pool = self._new_pool()
@@ -50,8 +51,8 @@ class GraphRecorder:
     def beside(self, waits: list[str] | None = None) -> Iterator[None]:
         """Context whose work runs on the stream on which graphs are recorded.
 
-        Each synchronization with the device, which cannot be recorded, adds its file and line to ``waits``; only on
-        backends that can warn of synchronizations.
+        A synchronization with the device cannot be recorded. On backends that warn of synchronizations, each adds its
+        file and line to ``waits``.
         """
         outer = torch.accelerator.current_stream(self._device)
         self._stream.wait_stream(outer)
@@ -64,12 +65,12 @@ class GraphRecorder:
         outer.wait_stream(self._stream)
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """Record the work of ``work``, which is called once; the device runs nothing.
+        """Call ``work`` once, and record what it queues; the device does not run it now.
 
         Returns: The result of ``work``, whose tensors each replay fills, and the function that replays the graph.
 
         Raises:
-            Exception: the exception of ``work``, even if ending the recording then fails, too.
+            Exception: the exception of ``work``, even if the recording then cannot be ended.
         """
         graph, failed = self._new_graph(), None
         try:
@@ -85,19 +86,19 @@ class GraphRecorder:
         return result, graph.replay
 
     def _drop(self, pool: Any) -> None:
-        """End a failed recording, which torch does not do. Otherwise torch would never again free memory that two
-        streams have used, and its random generators would raise an error at their next use.
+        """End a failed recording, because torch does not end it. Otherwise torch would never again free memory that two
+        streams have used, and torch's random generators would raise an error at their next use.
         """
         if pool is not None:
             for name in ("endAllocateToPool", "releasePool"):
                 if (end := function_of_device(self._device.type, name)) is not None:
                     end(self._device.index, pool)
-        with self._stream, self._new_graph():  # the end of a complete recording sets the generators back
+        with self._stream, self._new_graph():  # a complete recording: its end makes the random generators usable again
             torch.zeros(1, device=self._device)
 
 
 class _Recording:
-    """A backend's own graph, with the context and the replay of ``torch.accelerator.Graph``."""
+    """Gives a backend's own graph the context and the method ``replay`` of ``torch.accelerator.Graph``."""
 
     def __init__(self, module: Any, graph: Any, settings: dict[str, Any]) -> None:
         self._module, self._graph, self._settings = module, graph, settings

@@ -1,4 +1,4 @@
-"""Apple's GPUs."""
+"""The accelerator for Apple's GPUs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from drivetrain.base.packages import psutil
 
 
 class MPSAccelerator(TorchDeviceAccelerator):
-    """Apple's GPUs: one device, which has no float64 and takes part in no job with several processes."""
+    """Apple's GPUs. A machine has one such device. It has no float64, and a job on it has only one process."""
 
     _names = ("mps",)
     type = "mps"
     auto_priority = 300
     supports_float64 = False
     supports_streams = False
-    supports_non_blocking = False  # https://github.com/pytorch/pytorch/issues/189690: wrong values, no error
+    supports_non_blocking = False  # it gives wrong values: https://github.com/pytorch/pytorch/issues/189690
     supports_several_devices = False
 
     @classmethod
     def auto_device_count(cls) -> int:
-        return 1  # with which the caller converts devices such as -1
+        return 1  # the caller converts devices such as -1 with this count
 
     @classmethod
     def is_available(cls) -> bool:
@@ -37,8 +37,8 @@ class MPSAccelerator(TorchDeviceAccelerator):
         """Do nothing: there is one device."""
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Return percentages of processor, memory and swap in use, which the GPU shares with the host, and the bytes of
-        its tensors.
+        """Return the percentages of processor, memory and swap in use on the host, with which the GPU shares its
+        memory, and the bytes of the GPU's tensors.
         """
         return {
             "M1_cpu_percent": psutil.cpu_percent(),

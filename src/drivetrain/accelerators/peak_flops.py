@@ -1,4 +1,4 @@
-"""The peak number of operations per second of a device."""
+"""The largest number of operations per second that a device can reach."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import torch
 
 from drivetrain.base.rank_zero import rank_zero_warn
 
-# Dense operations per second as the vendors publish them, by a part of the device's name; the longest match is used.
+# The peaks of devices in dense operations per second, as the vendors publish them, by a part of the device's name. The
+# longest part that matches is used.
 _T = 1e12
 _PEAKS: dict[str, dict[str, float]] = {
     "b200": {"float32": 75 * _T, "tf32": 1100 * _T, "half": 2250 * _T},
@@ -30,8 +31,8 @@ def get_available_flops(device: torch.device, dtype: torch.dtype | str) -> int |
 
     Args:
         device: a CUDA device. For any other device, the result is ``None``: pass ``available_flops``.
-        dtype: the dtype of most operations. With float32, ``torch.get_float32_matmul_precision()`` decides whether that
-            is TF32.
+        dtype: the dtype of most operations. For float32, ``torch.get_float32_matmul_precision()`` decides whether the
+            peak of TF32 counts.
     """
     if device.type != "cuda":
         return None
@@ -40,7 +41,7 @@ def get_available_flops(device: torch.device, dtype: torch.dtype | str) -> int |
 
 
 def peak_of(name: str, dtype: torch.dtype | str) -> int | None:
-    """Return the peak of the CUDA device ``name``."""
+    """Return the peak of the CUDA device with this ``name``; ``None`` if it is not known."""
     words = name.lower().replace("-", " ").split()
     text = f" {' '.join(words)} "
     known = [each for each in _PEAKS if f" {each} " in text or (each == "h100 pcie" and {"h100", "pcie"} <= set(words))]

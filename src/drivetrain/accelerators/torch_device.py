@@ -1,4 +1,4 @@
-"""Any device type that torch knows, under torch's name."""
+"""Accelerators for all device types that torch knows, under torch's names."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from drivetrain.base import torch_private
 from drivetrain.errors import ConfigurationError, WrongTypeError
 
 _NO_ACCELERATORS = frozenset({"cpu", "meta", "lazy", "xla", "hip", "privateuseone"})
-"""Device types of torch that compute nothing, have a file beside this one, or have a better name."""
+"""Device types of torch that compute nothing, that another file of this folder serves, or that have a better name."""
 
 _RETIRED = frozenset({"mkldnn", "opengl", "opencl", "ideep"})
-"""Device types that torch no longer has; it still parses their names, with a warning."""
+"""Device types that torch no longer has. torch still accepts their names, with a warning."""
 
 
 class TorchDeviceAccelerator(Accelerator):
-    """The device behind ``torch.accelerator``: any vendor's GPU, or a backend from outside torch.
+    """The device that ``torch.accelerator`` stands for: any vendor's GPU, or a backend from outside torch.
 
-    A subclass sets ``type``. Without it, the device type is the one for which torch was built. Counts, the current
-    device and memory come from ``torch.accelerator`` and ``torch.get_device_module``.
+    A subclass sets ``type``. If ``type`` is empty, the device type is the one for which torch was built.
+    ``torch.accelerator`` and ``torch.get_device_module`` provide the number of devices, the current device and the
+    memory.
     """
 
     type: ClassVar[str] = ""
@@ -34,7 +35,7 @@ class TorchDeviceAccelerator(Accelerator):
 
     @classmethod
     def device_type(cls) -> str:
-        """torch's name for the device, for example in ``tensor.device.type``.
+        """torch's name for the device type, as in ``tensor.device.type``.
 
         Raises:
             ConfigurationError: this build of torch has no accelerator.
@@ -48,7 +49,8 @@ class TorchDeviceAccelerator(Accelerator):
 
     @classmethod
     def parse_devices(cls, devices: Any) -> list[int]:
-        """Return device numbers for n (the first n), -1 (all), and ``[i, j]`` or ``"i,j"`` (those); "n" is n.
+        """Return the numbers of the selected devices: for n or "n" the first n, for -1 all, for ``[i, j]`` or ``"i,j"``
+        i and j.
 
         Raises:
             ConfigurationError: ``devices`` selects no device, a device twice, or a missing device.
@@ -115,13 +117,14 @@ def parse_indices(devices: Any, count: int) -> list[int]:
 
 
 def no_numbers(given: Any) -> ConfigurationError:
-    """Return the error for ``devices`` that is neither a number nor a list of numbers nor a text with numbers."""
+    """Return the error for a value of ``devices`` that is no number, no list of numbers and no text with numbers."""
     kind = ConfigurationError if isinstance(given, str) else WrongTypeError
     return kind(f'devices={given!r} is no list of device numbers. Write devices=1, "0,1" or "auto".')
 
 
 def check_indices(given: Any, indices: Sequence[int], count: int, owner: str) -> None:
-    """Check that ``indices`` are numbers of some of the ``count`` devices of ``owner``, each once.
+    """Check that ``owner``, which has ``count`` devices, has a device for each of ``indices``, and that none occurs
+    twice.
 
     Raises:
         ConfigurationError: an index is wrong or occurs twice; the message shows ``given``.
@@ -134,10 +137,10 @@ def check_indices(given: Any, indices: Sequence[int], count: int, owner: str) ->
 
 
 def as_auto(given: Any, accelerator: Accelerator, numbers_of: Callable[[int], list[int]]) -> Any:
-    """Return "auto" if ``given`` means all processes of this machine, and their devices are not simply the first ones;
-    otherwise ``given``.
+    """Return "auto" if ``given`` means all processes that the cluster has started on this machine, and the cluster
+    gives them other devices than the first ones; otherwise ``given``.
 
-    -1 and the number of processes mean all. In such a cluster several processes may share a device.
+    -1 and the number of processes mean all. A cluster may give one device to several processes.
 
     Args:
         given: ``devices`` as the user has written it.
@@ -151,7 +154,9 @@ def as_auto(given: Any, accelerator: Accelerator, numbers_of: Callable[[int], li
 
 
 def as_numbers(devices: Any) -> Any:
-    """Return a string of digits as a count, a string with commas as a list of numbers, any other value unchanged."""
+    """Return a string of digits as a count, a string with commas as a list of numbers, and any other value
+    unchanged.
+    """
     if not isinstance(devices, str):
         return devices
     parts = [part.strip() for part in devices.split(",") if part.strip()]
@@ -163,7 +168,7 @@ def as_numbers(devices: Any) -> Any:
 def of_type(name: str) -> type[Accelerator] | None:
     """Return the accelerator for torch's device type ``name``; ``None`` if torch has no such type.
 
-    A backend from outside torch registers its name when its package is imported; until then it is unknown here.
+    A backend from outside torch registers its name when its package is imported; before, torch does not know the name.
     """
     return _class_for(name) if name in known_types() else None
 
@@ -174,8 +179,8 @@ def _class_for(name: str) -> type[Accelerator]:
 
 
 def known_types() -> tuple[str, ...]:
-    """Return every device type of torch that may be an accelerator: those in torch's error message about an unknown
-    type, and the name that a backend from outside torch has registered.
+    """Return every device type of torch that may be an accelerator: the types that torch's error about an unknown type
+    lists, and the name that a backend from outside torch has registered.
     """
     try:
         torch.device("quantum")

@@ -1,4 +1,4 @@
-"""TPUs, and the other devices that torch_xla supports."""
+"""The accelerator for TPUs and the other devices that torch_xla supports."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ _KIB = 1024
 
 
 class XLAAccelerator(Accelerator):
-    """TPUs, through torch_xla, which is imported on first use.
+    """TPUs and other devices of torch_xla. This package is imported on first use.
 
-    ``accelerator="auto"`` chooses them, but not torch_xla's CPU devices, which are for tests: those need
+    ``accelerator="auto"`` chooses these devices, except torch_xla's CPU devices for tests, which need
     ``accelerator="xla"``.
     """
 
     _names = ("tpu", "xla")
     auto_priority = 400
-    yields_to_torch = True  # a TPU may also be available as torch's own device type
+    yields_to_torch = True  # torch may have a device type "tpu" of its own
     single_device_strategy, parallel_strategy, own_strategies_only = "single_xla", "xla", True
     device_count_is_limit = True
 
     @staticmethod
     def parse_devices(devices: Any) -> Any:
-        """Accept 1; all devices, as their number or -1; and ``[i]`` or ``"i,"``: only the i-th, counted from 0."""
+        """Accept one device (1), all devices (their number, or -1), and only the device number i from 0 (``[i]`` or
+        ``"i,"``).
+        """
         given, devices = devices, as_numbers(devices)
         count = XLAAccelerator.auto_device_count()
         if type(devices) is int and devices in (1, count, -1):
@@ -53,7 +55,8 @@ class XLAAccelerator(Accelerator):
     def auto_device_count() -> int:
         """Return how many devices this machine has, without starting the runtime on a TPU.
 
-        A TPU belongs to the process that has started the runtime, so only the job's processes may start it.
+        A TPU belongs to the process that has started the runtime on it, so only the job's processes may start the
+        runtime.
         """
         if not find_spec("torch_xla"):
             return 0
@@ -68,19 +71,20 @@ class XLAAccelerator(Accelerator):
 
     @classmethod
     def joins_auto(cls) -> bool:
-        """Return whether torch_xla uses a device other than the CPU here."""
+        """Return whether torch_xla uses a device other than the CPU on this machine."""
         if os.environ.get("PJRT_DEVICE") == "CPU":
-            return False  # no need to import torch_xla to find out
+            return False  # this needs no import of torch_xla
         try:
             return bool(torch_xla.runtime.device_type() != "CPU")
         except (ImportError, OSError, RuntimeError):
-            return True  # is_available then reports what is missing
+            return True  # is_available() decides whether the device can be used
 
     @staticmethod
     def is_available() -> bool:
         try:
             return XLAAccelerator.auto_device_count() > 0
-        except (ImportError, OSError, RuntimeError):  # the installed torch_xla does not fit this torch or this machine
+        # the installed torch_xla does not work with this torch, or on this machine
+        except (ImportError, OSError, RuntimeError):
             return False
 
     @classmethod
@@ -105,7 +109,7 @@ class XLAAccelerator(Accelerator):
         """Do nothing: torch_xla assigns each process its device."""
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Return KiB in use and at the peak, if the runtime provides them."""
+        """Return the memory in use and its peak, in KiB, if the runtime provides these figures."""
         used, peak = self.memory_allocated(device), self.max_memory_allocated(device)
         figures = {"memory.used_kib": used, "memory.peak_kib": peak}
         return {name: value / _KIB for name, value in figures.items() if value is not None}

@@ -1,4 +1,6 @@
-"""Helpers that two or more folders use. They import torch and the standard library only."""
+"""Helpers that two or more folders use. Importing one of them imports no package other than torch, the standard library
+and drivetrain.
+"""
 
 from drivetrain.base.lazy import lazy
 

@@ -1,4 +1,4 @@
-"""The value of ``Trainer(compile=...)``, checked: which layers are compiled, and ``torch.compile``'s arguments."""
+"""Parse the value of ``Trainer(compile=...)``: which layers are compiled, and the arguments of ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class CompileOptions:
     """The parsed value of ``Trainer(compile=...)``.
 
     Attributes:
-        blocks: ``None``: the complete model; "blocks": its repeated layers; otherwise classes of layers and their
-            names.
+        blocks: what is compiled: ``None``: the complete model; "blocks": its repeated layers; otherwise the layers of
+            these classes, given as classes or as their names.
         arguments: the arguments of ``torch.compile``.
     """
 
@@ -34,7 +34,7 @@ class CompileOptions:
 
     @property
     def backend(self) -> Any:
-        """The backend, by name or as a function."""
+        """The backend of ``torch.compile``: a name or a function."""
         return self.arguments.get("backend") or "inductor"
 
     @classmethod
@@ -42,8 +42,8 @@ class CompileOptions:
         """Return the options for ``value``; ``None`` if nothing is to be compiled.
 
         Raises:
-            ConfigurationError: the form of ``value`` is not supported, or contains an argument that torch.compile does
-                not accept.
+            ConfigurationError: ``value`` has a form that is not supported, or contains an argument that torch.compile
+                does not accept.
         """
         if value is None or value is False:
             return None
@@ -56,7 +56,9 @@ class CompileOptions:
 
 
 def _blocks_of(value: Any, owner: str, inside: bool = False) -> str | frozenset[type[nn.Module] | str] | None:
-    """Return the layers that a value other than a dictionary selects; ``inside`` a dictionary, True means "blocks"."""
+    """Return the layers that ``value``, which is not a dictionary, selects. ``inside``: it is an entry of a dictionary,
+    in which True means "blocks".
+    """
     where = f'{owner}(compile={{"blocks": {shown(value)}}})' if inside else f"{owner}(compile={shown(value)})"
     if isinstance(value, bool) or (inside and value is None):
         return "blocks" if inside and value else None

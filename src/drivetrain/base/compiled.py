@@ -1,7 +1,9 @@
-"""Modules wrapped by torch.compile: compile them in place instead, and remove the wrapper from parameter names.
+"""Compile a module in place where a program has wrapped it with torch.compile, and remove the wrapper from parameter
+names.
 
-``torch.compile(module)`` returns another module, which calls the original. It has another class, and its state dict's
-names have the prefix ``_orig_mod.``. Compiling in place, as ``module.compile()`` does, changes neither.
+``torch.compile(module)`` returns a wrapper, which is a module that calls the original. The wrapper has another class,
+and the names in its state dict have the prefix ``_orig_mod.``. Compiling in place, as ``module.compile()`` does,
+changes neither the class nor the names.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from torch import nn
 
 from drivetrain.base import torch_private
 
-# set by this module beside the compiled call; torch drops it when a module is copied or pickled
+# the attribute of a compiled call with its context; torch drops the call when a module is copied or pickled
 _CONTEXT = "drivetrain_context"
 _WRAPPER = f"{torch_private.WRAPPED}."
 _IN_A_NAME = re.compile(rf"(?<![^.]){re.escape(_WRAPPER)}")
 
 
 def original(module: Any) -> Any:
-    """Return the module inside a module that ``torch.compile`` returned; any other object unchanged."""
+    """Return the module inside a module that ``torch.compile`` returned; return any other object unchanged."""
     while (found := torch_private.module_inside(module)) is not None:
         module = found
     return module
@@ -32,7 +34,7 @@ def original(module: Any) -> Any:
 def compiled_in_place(module: Any) -> Any:
     """Return :func:`original` of ``module``, compiled in place with the arguments of ``torch.compile``.
 
-    The object that ``torch.compile`` returned stays valid.
+    The wrapper that ``torch.compile`` returned stays usable.
     """
     inner = original(module)
     if inner is not module:
@@ -41,15 +43,17 @@ def compiled_in_place(module: Any) -> Any:
 
 
 def compile_in_place(module: nn.Module, context: Any) -> None:
-    """Make calls of ``module`` run compiled by ``context``, the ``dynamo_ctx`` of the result of ``torch.compile``."""
+    """Let calls of ``module`` run code compiled by ``context``, the attribute ``dynamo_ctx`` of a result of
+    ``torch.compile``.
+    """
     if context_of(module) is not context:
         _install(module, torch_private.compiled_by(context, module, torch_private.uncompiled_call(module)), context)
 
 
 def compile_forward(module: nn.Module, context: Any) -> None:
-    """Make the ``forward`` of ``module`` run compiled by ``context``, with its hooks outside.
+    """Let the ``forward`` of ``module`` run code compiled by ``context``, while the module's hooks run uncompiled.
 
-    FSDP's hooks gather and free parameters there. Layers of one class share compiled code.
+    The reason is that FSDP gathers and frees parameters in hooks. Layers of the same class share compiled code.
     """
     if context_of(module) is context:
         return
@@ -58,7 +62,8 @@ def compile_forward(module: nn.Module, context: Any) -> None:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         own = attributes.get("forward")
-        attributes["forward"] = compiled  # set only during this call, so that copies of the module run their own layers
+        # set only during this call, so that a copy of the module does not run the layers of the original
+        attributes["forward"] = compiled
         try:
             return inner(*args, **kwargs)
         finally:
@@ -81,16 +86,16 @@ def leave_uncompiled(module: nn.Module) -> None:
 
 
 def context_of(module: nn.Module) -> Any:
-    """Return the context with which ``module`` was compiled in place here; ``None`` if it was not."""
+    """Return the context with which this file has compiled ``module`` in place; ``None`` if it has not."""
     return getattr(module.__dict__.get(torch_private.COMPILED_CALL), _CONTEXT, None)
 
 
 def compiled_method(module: nn.Module, name: str) -> Callable[..., Any]:
-    """Return the method of this name, compiled if ``module`` was compiled in place here.
+    """Return the method ``name``; if this file has compiled ``module`` in place, the method is compiled, too.
 
-    With ``fullgraph=True`` only calls of the module are compiled, because a step that logs is never one graph. A
-    training step with its own optimizer steps is not compiled: torch.compile would trace into the optimizer and bypass
-    its wrapper, which scales, counts and calls hooks.
+    With ``fullgraph=True``, only calls of the module are compiled, not its steps, because a step that logs is never one
+    graph. A training step that calls optimizers itself is not compiled, because torch.compile would bypass drivetrain's
+    wrapper around the optimizer, which scales gradients, counts steps and calls hooks.
     """
     method: Callable[..., Any] = getattr(module, name)
     context = context_of(module)
@@ -100,7 +105,8 @@ def compiled_method(module: nn.Module, name: str) -> Callable[..., Any]:
     return context(method)
 
 
-# Read by user code in forward, inside a graph: these values do not change from step to step.
+# Members that may be in graphs: forward and steps, which call each other, and values that do not change from step to
+# step.
 _TRACED = {
     "forward", "training_step", "validation_step", "test_step", "predict_step", "hparams", "hparams_initial", "device",
     "dtype", "automatic_optimization", "example_input_array",
@@ -111,21 +117,22 @@ _TRACED = {
 def keep_out_of_graphs(*classes: type) -> None:
     """Keep functions of drivetrain that a step calls, such as ``self.log``, out of torch.compile's graphs.
 
-    Without this, torch.compile would trace into the logbook and the loops, and compile the step again whenever a
-    counter changes. If a step calls such a function, its graph ends and another begins.
+    Otherwise torch.compile would trace into the logbook and the loops, and compile the step again whenever a counter
+    changes. If a step calls such a function, the step's graph ends before the call, and another graph begins after it.
 
     Args:
         classes: the classes whose members a step may call.
     """
     package = Path(__file__).parent.parent
-    traced = ("module", "compat")  # compat contains models of Lightning's demonstrations
+    # folders with modules that are compiled; compat contains Lightning's demonstration models
+    traced = ("module", "compat")
     folders = [folder for folder in sorted(package.iterdir()) if folder.is_dir() and folder.name not in traced]
     torch_private.leave_folders_uncompiled(folders)
     for owner in {base for cls in classes for base in cls.__mro__ if base.__module__.startswith("drivetrain.")}:
         for name, member in vars(owner).items():
             function: Any = member.fget if isinstance(member, property) else member
             if name not in _TRACED and not name.startswith("_") and hasattr(function, "__code__"):
-                # also leaves out what it calls, such as an optimizer's step and a metric's update
+                # this also keeps out what the function calls, such as an optimizer's step and a metric's update
                 torch_private.leave_uncompiled(function)
 
 
@@ -133,18 +140,21 @@ def keep_out_of_graphs(*classes: type) -> None:
 
 
 def plain_names(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a module's state dict without wrapper names, so that it fits with and without ``torch.compile``.
+    """Return a module's state dict without the wrappers' prefixes, so that it fits the module with and without
+    ``torch.compile``.
 
-    Both the keys and torch's metadata about them are renamed; a state without such names is returned unchanged.
+    The keys and the names in torch's metadata are renamed. A state dict without such prefixes is returned unchanged.
     """
     return _renamed(state, lambda name: _IN_A_NAME.sub("", name)) if _names_wrappers(state) else state
 
 
 def own_names(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``state`` with the names of the wrappers around submodules of ``module``, and no other wrapper names."""
+    """Return ``state`` with the prefixes of those wrappers that are around submodules of ``module``, and without any
+    other.
+    """
     wrapped = [
         f"{name}." for name, _ in module.named_modules(remove_duplicate=False) if f".{name}.".endswith(f".{_WRAPPER}")
-    ]  # outer wrappers come first
+    ]  # outer wrappers come before inner ones
     if not (wrapped or _names_wrappers(state)):
         return state
 
@@ -166,7 +176,7 @@ def _names_wrappers(state: Mapping[str, Any]) -> bool:
 def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
     renamed: Any = type(state)() if isinstance(state, dict) else {}
     renamed.update((rename(name), value) for name, value in state.items())
-    metadata = getattr(state, "_metadata", None)  # versions of the modules, by their names
+    metadata = getattr(state, "_metadata", None)  # by module's name: the version of the module
     if metadata is not None:
         renamed._metadata = {rename(f"{name}.")[:-1]: value for name, value in metadata.items()}
     return renamed

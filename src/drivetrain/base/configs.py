@@ -1,4 +1,6 @@
-"""OmegaConf configurations, which programs get from Hydra. The package is imported only by programs that use it."""
+"""Functions for OmegaConf's configurations, which programs get from Hydra. The package omegaconf is never imported
+unless the program uses it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from drivetrain.base.packages import omegaconf, omegaconf_errors
 
 def is_config(value: Any) -> bool:
     """Return whether ``value`` is a DictConfig or a ListConfig."""
-    omegaconf = sys.modules.get("omegaconf")  # if omegaconf is not imported, no value has its types
+    omegaconf = sys.modules.get("omegaconf")  # if omegaconf is not imported, no value is one of its configs
     return omegaconf is not None and isinstance(value, omegaconf.Container)
 
 
@@ -19,11 +21,11 @@ def as_plain(config: Any, resolve: bool = True) -> Any:
 
     Args:
         config: a DictConfig or a ListConfig.
-        resolve: replace interpolations with their values, if they have any.
+        resolve: whether to replace interpolations with their values; if one has no value, all are kept.
     """
     try:
         return omegaconf.OmegaConf.to_container(config, resolve=resolve)
-    except omegaconf_errors.OmegaConfBaseException:  # an interpolation may refer to a missing value
+    except omegaconf_errors.OmegaConfBaseException:  # an interpolation refers to a missing value
         return omegaconf.OmegaConf.to_container(config, resolve=False)
 
 
@@ -33,17 +35,18 @@ def without_configs(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def state_of(config: Any) -> tuple[Any, bool | None, bool | None]:
-    """Return the state from which :func:`restored` rebuilds ``config``: plain data, and whether it is closed and
-    read-only.
+    """Return the state from which :func:`restored` rebuilds ``config``: plain data, whether keys cannot be added (the
+    flag "struct"), and whether it is read-only.
 
-    Interpolations are kept, except in a part of a config, where they may refer to values outside the part.
+    Interpolations are kept if ``config`` is a whole config. In a part of a larger config they are replaced by their
+    values, because they may refer to values outside the part.
     """
     is_part = config._get_parent() is not None
     return as_plain(config, resolve=is_part), config._get_flag("struct"), config._get_flag("readonly")
 
 
 def restored(state: Any) -> Any:
-    """Undo :func:`state_of`; if OmegaConf is not installed, return the plain data."""
+    """Rebuild a config from a result of :func:`state_of`; if OmegaConf is not installed, return the plain data."""
     data, struct, readonly = state
     try:
         from omegaconf import OmegaConf

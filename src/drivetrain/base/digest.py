@@ -1,4 +1,4 @@
-"""Fingerprints of values of all kinds, for the comparison of two processes."""
+"""Compute fingerprints of values of all kinds, so that two processes can compare them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def digest(values: Iterable[Any]) -> str:
 
 @torch.no_grad()
 def numbers_of(tensors: list[Tensor]) -> list[int]:
-    """Return a 64-bit fingerprint of each tensor's content; 0 if it has no readable content, as on the meta device.
+    """Return a 64-bit fingerprint of each tensor's content; 0 for a tensor without readable content, as on the meta
+    device.
 
-    The host waits for the devices once. On the host, SHA-1 over the bytes is some 20 times as fast as arithmetic on
-    tensors.
+    The host waits for the devices once. For tensors on the host, SHA-1 over the bytes is used, because it is about 20
+    times as fast as arithmetic on tensors.
     """
     found: list[int] = [0] * len(tensors)
     rest: list[int] = []

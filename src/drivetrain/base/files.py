@@ -1,5 +1,5 @@
-"""Write files atomically, and explain why a write failed; addresses such as ``s3://...`` are handled by
-base/remote.py.
+"""Write files atomically, and explain why a write failed; base/remote.py does this for addresses such as
+``s3://...``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOCK_PAUSE_S = 0.01
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.EACCES, errno.ENOTSUP, errno.EBADF})
 
-# Addresses from which pathlib has removed the second slash.
+# Matches an address from which pathlib has removed the second slash.
 _COLLAPSED = re.compile(r"(s3|s3a|gs|gcs|az|abfs|abfss|oss|hdfs|https?|memory|file):/(?=[^/])")
 
 
@@ -49,7 +49,7 @@ def spelled(path: str | os.PathLike[str]) -> str:
     """Return an address unchanged, and a local path without ``file://`` and with ``~`` as the home folder.
 
     Raises:
-        ConfigurationError: ``path`` is a ``Path`` made from an address, which pathlib has changed.
+        ConfigurationError: ``path`` is a ``Path`` that was made from an address, and pathlib has changed the address.
     """
     text = os.fspath(path)
     if is_remote(text):
@@ -74,7 +74,7 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 
 def resolved(path: str | os.PathLike[str]) -> str:
-    """Return the canonical spelling of a path or an address; local links are resolved."""
+    """Return the canonical spelling of a path or an address; symbolic links of a local path are resolved."""
     text = spelled(path)
     if not is_remote(text):
         return os.path.realpath(text)
@@ -110,7 +110,8 @@ def measured(path: str | os.PathLike[str]) -> tuple[int, int]:
 
 
 def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -> bytes:
-    """Return the content of the file at this path or address, or ``length`` bytes of it from ``at`` on.
+    """Return the content of the file at this path or address, or ``length`` bytes of it that begin at the offset
+    ``at``.
 
     Raises:
         OSError: the file does not exist, or cannot be read.
@@ -138,7 +139,7 @@ def names(folder: str | os.PathLike[str]) -> list[str]:
     """Return the names of the files and folders in ``folder``.
 
     Raises:
-        OSError: there is no such local folder, or it cannot be listed.
+        OSError: a local folder does not exist, or the folder cannot be listed.
     """
     return list(remote.names(folder)) if is_remote(folder) else os.listdir(folder)
 
@@ -146,7 +147,7 @@ def names(folder: str | os.PathLike[str]) -> list[str]:
 def temporary_beside(target: str | os.PathLike[str]) -> Path:
     """Return a free name in the folder of ``target``.
 
-    It does not contain the target's name, which may be as long as the file system allows.
+    The free name does not contain the target's name, which may be as long as the file system allows.
     """
     return Path(target).with_name(f".{uuid.uuid4().hex}.part")
 
@@ -157,11 +158,13 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
 
     Args:
         path: a file in an existing folder, or an address. A symbolic link there is replaced, not followed.
-        durable: write the file and its directory entry to the disk before returning. Uploads are always durable.
-        new: never replace an existing file. File systems without hard links cannot guarantee that.
+        durable: whether to write the file and its directory entry to the disk before the block ends. Uploads are always
+            durable.
+        new: whether to raise an error instead of replacing a file. File systems without hard links cannot guarantee
+            this.
 
     Raises:
-        FileExistsError: ``new`` was requested and there is such a file.
+        FileExistsError: ``new`` is true, and the file exists.
         OSError: the file could not be written; the message names the cause, and an earlier file is unchanged.
     """
     if is_remote(path):
@@ -173,7 +176,8 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
     stream: _Stream | None = None
     try:
         check_replaceable(target)
-        with open(temporary, "xb", buffering=0) as raw:  # "x": never follows a link that another process put there
+        # "x": fails, and follows no link, if another process has used this name
+        with open(temporary, "xb", buffering=0) as raw:
             stream = _Stream(raw, durable)
             with io.BufferedWriter(stream, _BUFFER) as file:
                 yield cast(BinaryIO, file)
@@ -188,7 +192,8 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
             raise
         raise OSError(failure.errno, reason(failure, target), os.fspath(target)) from error
     finally:
-        with contextlib.suppress(OSError):  # it has another name now, or the error of the write is being raised
+        # an error: the file has been renamed, or the error of the write is being raised
+        with contextlib.suppress(OSError):
             temporary.unlink()
     if durable:
         sync_directory(target.parent)
@@ -205,16 +210,19 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def touch(path: str | os.PathLike[str]) -> None:
-    """Set the file's time to exactly now: a time that a write sets is some milliseconds late."""
+    """Set the file's time to the exact present time, because the time that a write sets may be some milliseconds too
+    early.
+    """
     now = time.time_ns()
     os.utime(path, ns=(now, now))
 
 
 def link(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces: bool = True) -> bool:
-    """Make ``path`` a relative symbolic link to ``source``, atomically; or a durable copy if links are not allowed.
+    """Make ``path`` a relative symbolic link to ``source``, atomically; or a durable copy of it if links are not
+    possible.
 
     Returns:
-        False if ``replaces`` is False and a file has this name, which is kept.
+        False if ``replaces`` is False and ``path`` exists; then the file at ``path`` is kept.
 
     Raises:
         OSError: the link could not be created; an earlier file is unchanged.
@@ -236,10 +244,10 @@ def link(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
 
 
 def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces: bool = True) -> bool:
-    """Copy a file, atomically and durably, also from or to an address.
+    """Copy a file, atomically and durably; ``source`` and ``path`` may be addresses.
 
     Returns:
-        False if ``replaces`` is False and a file has this name, which is kept.
+        False if ``replaces`` is False and ``path`` exists; then the file at ``path`` is kept.
 
     Raises:
         OSError: as in :func:`replacing`.
@@ -255,15 +263,15 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
 
 
 def move(source: Path, target: Path, new: bool = False) -> None:
-    """Rename ``source`` to ``target``, atomically; only this function lets a file replace another.
+    """Rename ``source`` to ``target``, atomically; no other function of drivetrain replaces a file.
 
     Args:
-        source: a complete file on the file system of ``target``, or a folder, which never replaces another.
+        source: a complete file on the file system of ``target``, or a folder. A folder never replaces another folder.
         target: the new name. A symbolic link there is replaced, not followed.
-        new: never replace an existing file; ``source`` may then keep its name beside the new one.
+        new: whether to raise an error instead of replacing a file. If True, ``source`` may keep its old name, too.
 
     Raises:
-        FileExistsError: ``new`` was requested and there is such a file.
+        FileExistsError: ``new`` is true, and the file exists.
         OSError: ``target`` is not a file, see :func:`check_replaceable`, or the rename failed.
     """
     check_replaceable(target)
@@ -281,11 +289,12 @@ def move(source: Path, target: Path, new: bool = False) -> None:
 
 
 def check_replaceable(target: Path) -> None:
-    """Check for reasons why the final rename would fail, before any bytes are written.
+    """Check, before any bytes are written, that the final rename to ``target`` is possible.
 
     Raises:
         IsADirectoryError: ``target`` is a folder.
-        OSError: ``target`` is a device, a pipe or a socket, its name is too long, or its folder cannot be searched.
+        OSError: ``target`` is a device, a pipe or a socket, or its name is too long, or this process may not search its
+            folder.
     """
     try:
         found = os.lstat(target)
@@ -293,7 +302,8 @@ def check_replaceable(target: Path) -> None:
         return
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, "a folder has this name", os.fspath(target))
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):  # a rename would remove /dev/null itself
+    # a rename to /dev/null would remove the device
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
         raise OSError(errno.EINVAL, "it is a pipe, a device or a socket, and no file", os.fspath(target))
 
 
@@ -347,7 +357,7 @@ def reason(error: OSError, target: Path) -> str:
 
 
 def wrong_characters(name: str) -> str | None:
-    """Return why no file can have this ``name``; ``None`` if one can."""
+    """Return why no file can have this ``name``; ``None`` if a file can."""
     if "\0" in name:
         return "it contains a NUL character"
     try:
@@ -362,11 +372,11 @@ def check_folder(owner: str, name: str, value: Any, folder: str, example: str) -
 
     Args:
         owner, name, value: the argument, for the message.
-        folder: the folder that follows from the argument, or an address.
+        folder: the folder or address that the argument means.
         example: another valid value, for the message.
 
     Raises:
-        ConfigurationError: no folder is possible there, or a package for the address is missing.
+        ConfigurationError: there can be no such folder, or a package for the address is missing.
     """
     if is_remote(folder):
         remote.check_argument(owner, name, value)
@@ -375,7 +385,7 @@ def check_folder(owner: str, name: str, value: Any, folder: str, example: str) -
 
 
 def impossible_folder(path: str) -> str | None:
-    """Return why no folder can be at ``path``; ``None`` if no reason is known. Nothing is created."""
+    """Return why no folder can be at ``path``; ``None`` if no reason is found. Nothing is created."""
     if (why := wrong_characters(path)) is not None:
         return why
     folder = wanted = os.path.abspath(path)
@@ -400,10 +410,10 @@ def impossible_folder(path: str) -> str | None:
 
 
 class _Stream(io.RawIOBase):
-    """Records the first failed write, because torch's writer raises another exception instead.
+    """A file that keeps the error of the first failed write, because torch's writer raises another exception instead.
 
-    With ``durable``, it tells the system to write each part to the disk early and then to free the part's memory,
-    because the file that is replaced also keeps its memory until the end.
+    With ``durable``, it tells the system to write each part to the disk early and to free the part's memory. Otherwise
+    the new file and the file that it replaces would both be in the system's memory until the end.
     """
 
     failure: OSError | None = None
@@ -425,13 +435,13 @@ class _Stream(io.RawIOBase):
         self._size += written or 0
         if self._is_early and self._size - self._sent >= _EARLY:
             self._sent = self._size
-            with contextlib.suppress(OSError):  # it is only advice
+            with contextlib.suppress(OSError):  # the call is only advice to the system
                 os.posix_fadvise(self.fileno(), 0, self._size, os.POSIX_FADV_DONTNEED)
         return written
 
 
 def sync_directory(directory: Path) -> None:
-    """Make new names inside ``directory`` durable; Windows cannot open a directory and needs no such call."""
+    """Make new names inside ``directory`` durable. On Windows do nothing, because it cannot open a directory."""
     if os.name != "posix":
         return
     try:
@@ -446,5 +456,5 @@ def sync_directory(directory: Path) -> None:
 
 
 def encodable(text: str) -> str:
-    """Return ``text`` with lone surrogates escaped; they come from file names that are not UTF-8."""
+    """Return ``text`` with lone surrogates escaped. Python uses them for file names that are not UTF-8."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()

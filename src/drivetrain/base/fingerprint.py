@@ -1,4 +1,4 @@
-"""Fingerprints of tensors: 64 bits that change with any bit of a value and with any move of a value."""
+"""Compute fingerprints of tensors: 64 bits that change if a bit of a value changes, or if a value moves."""
 
 import functools
 from collections.abc import Iterable
@@ -11,13 +11,15 @@ from drivetrain.base.torch_private import PARTS_OF_SPARSE
 from drivetrain.errors import NotSupportedError
 
 ROW = 1 << 14
-"""The number of values in a row. All rows share one row of weights, which saves memory; each row's sum then gets a
-weight of its own."""
-_AT_ONCE = 1 << 20  # values that are widened to 64 bits at a time
-# Values of 64 bits are read as two of 32: a swap or two flips of a highest bit would cancel modulo 2**64.
+"""The number of values in a row. All rows are multiplied by the same weights, which saves memory; then each row's sum
+is multiplied by a weight of its own.
+"""
+_AT_ONCE = 1 << 20  # the number of values that are converted to 64 bits at a time
+# A value of 64 bits is read as two of 32 bits. Otherwise, two flips of highest bits would cancel modulo 2**64, as in a
+# swap of 0.0 and -0.0.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 _HOST = torch.device("cpu")
-_INDICES = {  # by layout, the members that hold the places of a sparse tensor's values
+_INDICES = {  # by layout: the members of a sparse tensor that hold its values and their places
     torch.sparse_coo: PARTS_OF_SPARSE,
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
     torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
@@ -29,13 +31,13 @@ _INDICES = {  # by layout, the members that hold the places of a sparse tensor's
 def fingerprint(tensor: Tensor) -> Tensor:
     """Return the fingerprint of one tensor's bits, as an int64 tensor without dimensions on the same device.
 
-    Unlike :func:`torch.hash_tensor`, which XORs all values, it changes when two values are swapped or when one value
-    fills the tensor. Equal bits have equal fingerprints on every device; ``0.0`` and ``-0.0`` differ, and so do two
-    NaNs of different bits. Shape and dtype do not count, only the number of values and their bits. The host does not
-    wait for the device.
+    Unlike :func:`torch.hash_tensor`, which XORs all values, the fingerprint changes when two values are swapped, and
+    differs between tensors that are filled with one value. Equal bits have equal fingerprints on every device; ``0.0``
+    and ``-0.0`` differ, and so do two NaNs of different bits. Shape and dtype have no effect, only the values' number
+    and bits. The host does not wait for the device.
 
     Each value, read as an integer, is multiplied by an odd number that depends on its place, and the products are added
-    modulo 2**64; so a change of one value always changes the sum of its row.
+    modulo 2**64; so a change of one value of at most 32 bits always changes the sum.
 
     Raises:
         NotSupportedError: the tensor has no bits to read: a meta tensor, or one of torch's quantized types.
@@ -47,8 +49,9 @@ def fingerprint(tensor: Tensor) -> Tensor:
 def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
     """Return the :func:`fingerprint` of each tensor in one int64 tensor, with few operations for many small tensors.
 
-    For a sharded tensor, it covers this process's shard; for another tensor that wraps tensors, those; for a sparse
-    tensor, the stored indices and values. If not all tensors are on the host, the result is on the first other device.
+    The fingerprint of a sharded tensor covers this process's shard; that of another wrapper, the wrapped tensors; that
+    of a sparse tensor, the stored indices and values. If all tensors are on the host, so is the result; otherwise it is
+    on the first device that is not the host.
 
     Raises:
         NotSupportedError: a tensor has no bits to read: a meta tensor, or one of torch's quantized types.
@@ -65,7 +68,9 @@ def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _on_one_device(bits: list[Tensor], device: torch.device) -> Tensor:
-    """Return the fingerprints of flat integer tensors: sum each row, then sum over the rows of each tensor."""
+    """Return the fingerprints of flat integer tensors: they are sums over rows, of which the sums over each tensor's
+    rows are taken.
+    """
     weights = _weights(device, 0, ROW)
     rows: list[list[Tensor]] = [[] for _ in bits]
     tails: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
@@ -92,7 +97,9 @@ def _on_one_device(bits: list[Tensor], device: torch.device) -> Tensor:
 
 
 def _sums(values: Tensor, counts: list[int]) -> Tensor:
-    """Return the sums of consecutive parts of ``values`` with ``counts`` values each; exact, as they are integers."""
+    """Return the sums of consecutive parts of ``values`` with ``counts`` values each; the sums are exact, because the
+    values are integers.
+    """
     until = torch.nn.functional.pad(values.cumsum(0), (1, 0))
     return torch.stack([until[end] for end in accumulate(counts, initial=0)]).diff()
 
@@ -101,7 +108,7 @@ def as_integers(tensor: Tensor) -> Tensor:
     """Return the tensor's bits in one dimension, as integers of at most 32 bits."""
     if hasattr(tensor, "__tensor_flatten__"):
         inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-        parts = [part for part in inner if isinstance(part, Tensor)]  # there may be a mesh among them
+        parts = [part for part in inner if isinstance(part, Tensor)]  # the others, such as a mesh, are skipped
     elif names := _INDICES.get(tensor.layout):
         parts = [getattr(tensor.detach(), name)() for name in names]
     elif tensor.is_meta or tensor.is_quantized or tensor.layout != torch.strided:
@@ -119,13 +126,15 @@ def as_integers(tensor: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _weights(device: torch.device, stream: int, count: int) -> Tensor:
-    """Return pseudorandom odd numbers, the same in every process; each ``stream`` has other numbers."""
+    """Return pseudorandom odd numbers, which are the same in every process, and different for each ``stream``."""
     places = torch.arange(1, count + 1, dtype=torch.int64, device=device) + (stream << 32)
     return _mixed(places * _GOLDEN) | 1
 
 
 def _mixed(values: Tensor) -> Tensor:
-    """Spread each value's bits over all 64 (the last step of SplitMix64; Steele, Lea and Flood, 2014)."""
+    """Let each bit of a value affect all 64 bits of the result (the last step of SplitMix64; Steele, Lea and Flood,
+    2014).
+    """
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         values = (values ^ _shifted(values, shift)) * factor
     return values ^ _shifted(values, 31)

@@ -1,5 +1,5 @@
-"""Inspect users' classes, describe arguments of drivetrain's classes for ``help()``, and make members that forward to
-another object.
+"""Inspect users' classes, describe the arguments of drivetrain's classes for ``help()``, and create members that
+forward to another object.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ from drivetrain.errors import ConfigurationError
 
 T = TypeVar("T")
 
-_ALIKE = 0.9  # difflib's ratio; "on_train_epoch_ends" has 0.97, "test_step" and "best_step" have 0.89
+# least ratio of difflib for similar names: "on_train_epoch_ends" and the hook's name have 0.97, "test_step" and
+# "best_step" 0.89
+_ALIKE = 0.9
 
 
 def is_own_class(cls: type) -> bool:
-    """Whether drivetrain defines this class; a user's subclass does not count."""
+    """Whether drivetrain defines this class; False for a user's subclass of such a class."""
     return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def check_part(cls: type) -> None:
-    """Check that all overrides in a user's class are called: see :func:`check_overrides`."""
+    """Call :func:`check_overrides` for ``cls``, unless drivetrain defines it."""
     if not is_own_class(cls):
         check_overrides(cls)
 
 
 @supplied
 def check_overrides(cls: type) -> None:
-    """Check that all overrides in a user's class are called; warn about names that are nearly those of its contract.
+    """Check that drivetrain calls all overrides in a user's class; warn about names that are similar to members of its
+    contract.
 
     Raises:
         ConfigurationError: the class overrides a member that is never called.
@@ -42,7 +45,7 @@ def check_overrides(cls: type) -> None:
 
 
 def check_base_init(obj: object) -> None:
-    """Check that a user's ``__init__`` has called the ``__init__`` of drivetrain's base class, if that one sets
+    """Check that a user's ``__init__`` has called the ``__init__`` of drivetrain's base class, if the latter sets
     attributes.
 
     Raises:
@@ -62,12 +65,12 @@ def check_base_init(obj: object) -> None:
                 )
             return
         if users is None and (not inspect.isfunction(init) or any("init" in each for each in init.__code__.co_names)):
-            return  # the code calls "__init__", or "__post_init__" in a dataclass
+            return  # the user's code names "__init__", or "__post_init__" in a dataclass
         users = users or init
 
 
 def overrides(obj: object, name: str, base: type) -> bool:
-    """Whether ``obj`` overrides ``name`` of ``base``, in its class or on the instance."""
+    """Whether the class of ``obj``, or the instance, overrides the member ``name`` of ``base``."""
     method = getattr(obj, name, None)
     if method is None:
         return False
@@ -75,16 +78,16 @@ def overrides(obj: object, name: str, base: type) -> bool:
 
 
 def defined_by_user(obj: object, name: str) -> bool:
-    """Whether a user's class of ``obj``, or the instance itself, defines ``name``."""
+    """Whether a user's class that ``obj`` belongs to, or the instance itself, defines ``name``."""
     owner = next((cls for cls in type(obj).__mro__ if name in vars(cls)), object)
     return name in vars(obj) or not (owner is object or is_own_class(owner))
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature for callers of ``fn``.
+    """Return the signature of ``fn`` as its callers see it.
 
-    A wrapper around a bound method may itself be bound, as in torch's ``register_fsdp_forward_method``:
-    ``inspect.signature`` would remove the instance twice, and with it the first argument.
+    A wrapper around a bound method may also be bound, as in torch's ``register_fsdp_forward_method``. For it,
+    ``inspect.signature`` would remove not only the parameter for the instance, but also the next one.
     """
     while inspect.ismethod(fn) and inspect.ismethod(wrapped := getattr(fn, "__wrapped__", None)):
         fn = wrapped
@@ -92,7 +95,7 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
 
 
 def positional_arity(fn: Callable[..., Any]) -> int:
-    """Return the number of positional arguments of ``fn``; a large number if it has ``*args``."""
+    """Return the number of positional arguments of ``fn``; a large number if ``fn`` has ``*args``."""
     kinds = [parameter.kind for parameter in signature_of(fn).parameters.values()]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return 1_000
@@ -116,24 +119,25 @@ def takes(method: Any, arguments: int) -> bool:
         signature_of(method).bind(*[None] * arguments)
     except TypeError:
         return False
-    except ValueError:  # a builtin without a signature
+    except ValueError:  # a builtin function without a signature
         return True
     return True
 
 
 def takes_iterator(step: Callable[..., Any]) -> bool:
-    """Whether a step has the parameter ``dataloader_iter``, so that it fetches its batches itself."""
+    """Whether a step has the parameter ``dataloader_iter``. Such a step fetches its batches itself."""
     return "dataloader_iter" in signature_of(step).parameters
 
 
 def missing_arguments(fn: Callable[..., Any], contract: Callable[..., Any]) -> str | None:
-    """If ``fn`` cannot be called like ``contract``, return its correct parameters as text; otherwise ``None``.
+    """If ``fn`` cannot be called like ``contract``, return the parameters that it should have, as text; otherwise
+    ``None``.
 
-    Names do not matter, and ``dataloader_idx`` may be left out if the contract has a default for it.
+    The parameters' names do not matter. ``fn`` may lack ``dataloader_idx`` if ``contract`` has a default for it.
 
     Args:
         fn: a bound method, or a function that replaces it.
-        contract: the method that it overrides, looked up on the class, so that its first parameter is the instance.
+        contract: the method that ``fn`` overrides, looked up on the class, so that its first parameter is the instance.
     """
     try:
         signature = signature_of(fn)
@@ -151,7 +155,9 @@ def missing_arguments(fn: Callable[..., Any], contract: Callable[..., Any]) -> s
 
 
 def missing_methods(cls: type) -> list[str]:
-    """Return the abstract methods that ``cls`` does not define, sorted; also works while the class is being defined."""
+    """Return the abstract methods that ``cls`` does not define, sorted. This works even while the class is being
+    defined.
+    """
     abstract = {name for base in cls.__mro__ for name in getattr(base, "__abstractmethods__", ())}
     return sorted(name for name in abstract if getattr(getattr(cls, name, None), "__isabstractmethod__", False))
 
@@ -161,8 +167,9 @@ def near_misses(
 ) -> Iterator[tuple[str, str]]:
     """Yield methods of ``cls`` that ``base`` does not have and whose names are similar to a hook's: ``(method, hook)``.
 
-    A name that only adds a word to a hook's (``training_step_end``) is not reported. ``alike`` is the minimum
-    similarity, as difflib's ratio. ``values``: include properties, class methods and values of the class.
+    A name that only adds a word to a hook's name (``training_step_end``) is not reported. ``alike`` is the minimum
+    similarity, as difflib's ratio. ``values``: whether to include properties, class methods and other attributes of the
+    class.
     """
     known = sorted(hooks)
     own = {
@@ -187,15 +194,16 @@ _SYNONYMS = {
 def uncalled_hooks(
     cls: type, base: type, hooks: Iterable[str], names: re.Pattern[str]
 ) -> Iterator[tuple[str, str | None]]:
-    """Return methods of ``cls`` that look like hooks, are not hooks, and are not mentioned elsewhere in their file.
+    """Yield methods of ``cls`` whose names look like hooks, but that are not hooks, and that the rest of their file
+    does not mention.
 
-    Each method is returned with the hook that has nearly the same meaning, or ``None``. Methods with a decorator, which
-    may register them, and methods of another package's class are left out. Without the source, only methods that have
-    such a hook are returned.
+    With each method comes the hook that has nearly the same meaning, or ``None``. Methods with a decorator are left
+    out, because it may register them; so are methods of another package's class. If the source is not available, only
+    methods with such a hook are yielded.
 
     Args:
         cls: the user's class.
-        base: drivetrain's class that it extends.
+        base: the class of drivetrain that ``cls`` extends.
         hooks: the names of the hooks.
         names: a pattern for the names of hooks.
     """
@@ -235,14 +243,16 @@ def _is_installed(file: str) -> bool:
 
 
 def shown_type(annotation: Any) -> str:
-    """Return the type of an argument as readable text, with ``str`` for registered names."""
+    """Return the type of an argument as readable text, in which the types of registered names are ``int | str`` or
+    ``str``.
+    """
     return str(annotation).replace("PrecisionName", "int | str").replace("StrategyName", "str")
 
 
 def describe_arguments(cls: type[T], docs: Mapping[str, str]) -> type[T]:
     """Add the arguments of ``__init__`` that are in ``docs`` to the docstring of ``cls``; return ``cls``.
 
-    So ``help()`` shows all arguments. An argument that the docstring's "Args:" already describes is skipped.
+    This lets ``help()`` show all arguments. An argument that "Args:" in the docstring already describes is skipped.
     """
     before, raises, after = (cls.__doc__ or "").partition("\n    Raises:\n")
     before, _, own = before.partition("\n    Args:\n")
@@ -275,5 +285,5 @@ def calls(path: str) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return find(self)(*args, **kwargs)
 
-    method.__name__ = method.__qualname__ = path.rpartition(".")[2]  # for tracebacks
+    method.__name__ = method.__qualname__ = path.rpartition(".")[2]  # the name in tracebacks
     return method

@@ -1,4 +1,4 @@
-"""A package's public names, each imported on first use, so that a program only pays for what it uses."""
+"""Import each public name of a package when it is first used, so that a program imports only what it uses."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from typing import Any
 from drivetrain.base.supplied import instead_of
 
 IMPORTED_IN = os.getpid()
-"""The process that has imported drivetrain; a copy that is forked from it has another number."""
+"""The process that has imported drivetrain; a process that is forked from it has another id."""
 
-_offered: dict[str, tuple[str, ...]] = {}  # the public names, by package
-_files: dict[str, Mapping[str, str]] = {}  # the file of each public name, by package
-_in_block: set[int] = set()  # the threads that are in a ``with on_first_use`` block
+_offered: dict[str, tuple[str, ...]] = {}  # by package: its public names
+_files: dict[str, Mapping[str, str]] = {}  # by package: the file that defines each public name
+_in_block: set[int] = set()  # ids of the threads that are in a ``with on_first_use`` block
 
 
 class Later:
-    """A module that is imported when an attribute of it is read or set.
+    """Stands for a module, which is imported when an attribute of it is read or set.
 
-    It keeps nothing: like an import statement in a function, each use looks the module up in ``sys.modules``.
+    The object does not keep the module: each use looks the module up in ``sys.modules``, as an import statement in a
+    function does.
     """
 
     def __init__(self, name: str) -> None:
@@ -32,7 +33,8 @@ class Later:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and self.__dict__.get("__name__") not in sys.modules:
-            raise AttributeError(name)  # asked by a tool that looks at all names of a module, such as jsonargparse
+            # no import for a tool, such as jsonargparse, that looks at all names of a module
+            raise AttributeError(name)
         return getattr(importlib.import_module(self.__name__), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -42,9 +44,9 @@ class Later:
 class OnFirstUse:
     """A ``with`` block at the top of a file, whose modules are imported when they are first used.
 
-    The block has only lines of the form ``from drivetrain.folder import file``. To a type checker and to import-linter
-    they are plain imports. When they run, the folder's ``__getattr__`` returns a :class:`Later` for a file that is not
-    imported yet.
+    The block has only lines of the form ``from drivetrain.folder import file``. A type checker and import-linter see
+    plain imports. When such a line runs and the file is not imported yet, the folder's ``__getattr__`` returns a
+    :class:`Later`.
     """
 
     def __enter__(self) -> None:
@@ -60,8 +62,9 @@ on_first_use = OnFirstUse()
 def public(package: str) -> list[str]:
     """Set the ``__getattr__`` and ``__dir__`` of a package with public names, and return the names.
 
-    Each is written once, for programs and for type checkers: in the package's stub, ``__init__.pyi``, whose statements
-    have the form ``from module import Name as Name``. Those that import from the package itself name public modules.
+    The names are written only once, for programs and for type checkers: in the package's stub, ``__init__.pyi``. Its
+    statements have the form ``from module import Name as Name``; a statement that imports from the package itself names
+    public modules.
     """
     module: Any = sys.modules[package]
     stub = module.__loader__.get_data(f"{os.path.splitext(module.__file__)[0]}.pyi").decode()
@@ -75,7 +78,7 @@ def public(package: str) -> list[str]:
 def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules: Sequence[str] = ()) -> None:
     """Set the ``__getattr__`` and ``__dir__`` of a package.
 
-    They are set at run time, because a type checker that sees a module's ``__getattr__`` accepts every name.
+    Both are set at run time, because a type checker that sees a module's ``__getattr__`` accepts every name.
 
     Args:
         package: its ``__name__``.
@@ -93,17 +96,18 @@ def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules:
             return importlib.import_module(f"{package}.{name}")
         if name not in files:
             start = f"module {package!r} has no attribute {name!r}"
-            # imports and tools read these attributes
+            # imports and tools ask for these attributes, so the plain message is enough
             if not (name.startswith("__") or _is_private_module(package, name)):
                 start = _message(start, package, name)
-            # With the name but no object, Python does not add its own suggestion.
+            # Without obj=, Python does not add a suggestion of its own.
             raise AttributeError(start, name=name)
         value = getattr(_imported(files[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
     members = vars(sys.modules[package])
-    # Only for a package does ``from package import name`` ask the import hooks about a missing name.
+    # ``__path__``: ``from module import name`` asks the import hooks about a missing name only if the module is a
+    # package.
     members.setdefault("__path__", [])
     members.update(__getattr__=get, __dir__=lambda: public_names(package, _offered[package]))
 
@@ -111,8 +115,8 @@ def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules:
 def _imported(name: str) -> ModuleType:
     """Import a module with garbage collection turned off.
 
-    ``import torch`` leaves so many objects that a few thousand more trigger a full collection, which takes twice as
-    long as the import itself and frees nothing, because modules' objects stay alive.
+    After ``import torch`` there are so many objects that a few thousand more make Python's garbage collector examine
+    all of them. It takes twice as long as this import, and frees nothing, because the objects of modules stay alive.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -124,7 +128,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def _is_private_module(package: str, name: str) -> bool:
-    """Return whether ``name`` is a module in the package: an import reads the attribute first."""
+    """Return whether ``name`` is a module in the package: an import of it first reads the attribute."""
     return any(os.path.exists(os.path.join(folder, f"{name}.py")) for folder in vars(sys.modules[package])["__path__"])
 
 
@@ -143,19 +147,20 @@ def public_names(module: str, names: Sequence[str]) -> list[str]:
     return sorted({*names, *(name for name in vars(sys.modules[module]) if name.startswith("__"))})
 
 
-class UnknownNames:  # importlib.abc, with the base class, is slow to import
+class UnknownNames:  # without a base class, because importlib.abc is slow to import
     """The last import hook, which explains why a name cannot be imported from one of drivetrain's packages.
 
-    If ``from package import name`` finds no attribute, Python searches for a module, and its own message names neither
-    a similar name nor what this version lacks. The hook never finds a module; for a name that the hook cannot explain,
-    Python raises its own error.
+    If ``from package import name`` finds no attribute, Python asks the import hooks for such a module. Python's own
+    message has no similar name, and does not say what this version lacks. The hook never finds a module; for a name
+    that the hook cannot explain, Python raises its own error.
     """
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> None:
         """Return ``None``.
 
         Raises:
-            ModuleNotFoundError: the name is similar to one of the package's, or this version lacks it.
+            ModuleNotFoundError: the name is similar to a name of the package, or drivetrain lacks a feature of this
+                name.
         """
         package, _, name = fullname.rpartition(".")
         if package not in _offered or name.startswith("_"):
@@ -163,7 +168,7 @@ class UnknownNames:  # importlib.abc, with the base class, is slow to import
         from drivetrain.errors import closest
 
         if instead_of(package, name) is not None or closest(name, _offered[package]) is not None:
-            # Without a ``name``: importlib drops an error that has the module's full name.
+            # No name=: importlib drops an error that has the module's full name.
             raise ModuleNotFoundError(_message(f"cannot import name {name!r} from {package!r}", package, name))
 
 

@@ -1,4 +1,6 @@
-"""Out-of-memory errors of a device or host; the sizes and the contents of tensors' memory in bytes."""
+"""Recognize out-of-memory errors of a device or the host, and read the size and the content of tensors' memory in
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ _TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "CUDNN_
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether ``error`` is an out-of-memory error; the CPU's allocator raises a plain RuntimeError."""
+    """Return whether ``error`` is an out-of-memory error; for the host's memory, torch raises a plain RuntimeError."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in text_of(error) for text in _TEXTS)
@@ -40,13 +42,13 @@ def bytes_of(tensors: Iterable[Tensor], device: torch.device) -> int:
             try:
                 storage = local.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()
-            except (RuntimeError, NotImplementedError):  # tensors without their own storage, such as sparse ones
+            except (RuntimeError, NotImplementedError):  # a tensor without a storage of its own, such as a sparse one
                 storages[id(tensor)] = local.numel() * local.element_size()
     return sum(storages.values())
 
 
 def content_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor in host memory; keep the tensor alive while they are used."""
+    """Return the bytes of a contiguous tensor in host memory; the caller keeps the tensor alive while it uses them."""
     if not tensor.numel():
         return memoryview(b"")
     return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")

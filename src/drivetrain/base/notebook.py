@@ -1,4 +1,4 @@
-"""Outputs in a notebook: HTML, with a text for readers that show none."""
+"""Show outputs in a notebook, as HTML and as a text for programs that show no HTML."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _HEAD = 'style="text-align:left;white-space:nowrap"'
 
 
 def can_display() -> bool:
-    """Whether this process is a notebook's kernel. A fork of it is not: Jupyter drops what a fork displays."""
+    """Whether this process is a notebook's kernel. False in a process forked from the kernel, because Jupyter drops its
+    outputs.
+    """
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None and os.getpid() == IMPORTED_IN
 

@@ -1,4 +1,6 @@
-"""The operations that torch runs, each with a fingerprint of its result and the line of the program that called it."""
+"""Record the operations that torch runs, each with a fingerprint of its result and the line of the program that called
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,17 @@ from drivetrain.base.torch_private import DispatchMode
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 Operation = Sequence[str]
-"""Name, fingerprint of the result, and the place in the program with its source line."""
+"""The operation's name, the fingerprint of its result, and the place in the program with the source line."""
 
 
 class Operations(DispatchMode):  # type: ignore[no-untyped-call]
-    """Records each operation while it is active, those of the backward pass included.
+    """Records each operation that runs while this mode is active, including those of the backward pass.
 
-    Results of collectives are left out: they may not be complete yet.
+    Collectives are left out, because their results may not be complete yet.
 
     Args:
-        place: returns the place of an operation from the frame that called it (``None``: a thread of torch);
-            ``None``: the operation is left out.
+        place: returns the place of an operation; its argument is the frame that called the operation, or ``None`` in a
+            thread of torch. If it returns ``None``, the operation is left out.
     """
 
     def __init__(self, place: Callable[[Any], str | None]) -> None:
@@ -36,7 +38,7 @@ class Operations(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and record it."""
         result = func(*args, **(kwargs or {}))
-        # the values of a new empty tensor are arbitrary
+        # not recorded: operations that return an empty tensor, whose values are arbitrary
         if "empty" not in str(func) and (place := self._place(sys._getframe().f_back)) is not None:
             self.note(func, args, kwargs or {}, result, place)
         return result
@@ -48,14 +50,15 @@ class Operations(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def innermost_line(places: Iterable[tuple[str, int]]) -> str | None:
-    """Return the first line in the working directory, else the first outside of torch, with its source text.
+    """Return the innermost line in the working directory; if there is none, the innermost line outside torch; with its
+    text.
 
     Args:
         places: files and line numbers, the innermost first.
     """
     here, outside = os.path.join(os.getcwd(), ""), None
     for name, number in places:
-        # a frame of this file or of torch, which may be installed below the working directory
+        # skip this file and torch, which may be installed below the working directory
         if name == __file__ or name.startswith((_TORCH, "<")):
             continue
         path = os.path.abspath(name)
@@ -71,6 +74,8 @@ def _shown(path: str, name: str, number: int) -> str:
 
 
 def first_other(old: Sequence[Operation], new: Sequence[Operation]) -> int | None:
-    """Return the index of the first operation in ``new`` that has another name or result than in ``old``."""
+    """Return the index of the first operation in ``new`` whose name or result differs from that at the same index in
+    ``old``.
+    """
     pairs = enumerate(zip(old, new, strict=False))
     return next((index for index, (one, other) in pairs if [*one[:2]] != [*other[:2]]), None)

@@ -1,4 +1,4 @@
-"""Messages once per job, not once per process."""
+"""Log messages and issue warnings once per job, not once per process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 log = logging.getLogger("drivetrain")
 
-# A launcher exports one of these variables before the first line of user code runs, so the rank is known before a
+# A launcher sets one of these variables before the first line of user code runs, so the rank is known even before a
 # cluster environment is chosen.
 _RANK_VARIABLES = (
     "RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "_CONDOR_PROCNO",
@@ -30,7 +30,7 @@ _RANK_VARIABLES = (
 
 
 def rank_from_environ(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the global rank that the launcher exported; 0 without a launcher."""
+    """Return the global rank in the environment variable that a launcher has set; 0 without a launcher."""
     for name in _RANK_VARIABLES:
         if (value := environ.get(name, "")).isdigit():
             return int(value)
@@ -38,10 +38,11 @@ def rank_from_environ(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def tell_rank(rank: int | None = None) -> None:
-    """Set the rank in the package lightning_utilities: programs use its ``rank_zero_only``, which raises without it.
+    """Set the rank in the package lightning_utilities, because its ``rank_zero_only``, which programs use, fails
+    without a rank.
 
     Args:
-        rank: this process's rank; ``None``: the rank that the launcher exported.
+        rank: this process's rank; ``None``: :func:`rank_from_environ`.
     """
     decorator = getattr(sys.modules.get("lightning_utilities.core.rank_zero"), "rank_zero_only", None)
     if decorator is not None:
@@ -59,11 +60,12 @@ def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
 
 
 def any_rank_info(message: str, html: str = "") -> None:
-    """Log ``message`` at INFO on the logger named "drivetrain"; by default it appears on stderr. In a notebook,
-    which shows stderr in red, it is a normal output, as ``html`` if there is one.
+    """Log ``message`` at INFO on the logger named "drivetrain"; by default the message appears on stderr. In a
+    notebook, which shows stderr in red, the message is a normal output instead; ``html``, if given, is shown in its
+    place.
 
-    As soon as that logger or the root logger has a handler, nothing is written to stderr; Python does the same with
-    warnings. With or without a handler, the logger's level and ``logging.disable`` can silence the message.
+    If that logger or the root logger has a handler, only the handler gets the message. Even without one, the logger's
+    level and ``logging.disable`` can silence it.
     """
     if log.hasHandlers():
         log.info(message)
@@ -84,14 +86,14 @@ def rank_zero_warn(
     stacklevel: int | None = None,
     about: type | Callable[..., Any] | None = None,
 ) -> None:
-    """Issue a Python warning with the location of a line of user code.
+    """Issue a Python warning on rank 0 that shows the location of a line of user code.
 
     Args:
         message: the text.
         category: the class of the warning.
-        stacklevel: the number of calls up to the line, as in ``warnings.warn``; ``None``: the innermost call from
-            outside drivetrain and torch.
-        about: a user's class, function or method that the warning is about; its definition is the location.
+        stacklevel: the number of calls up to that line, as in ``warnings.warn``; ``None``: the line is the innermost
+            one outside drivetrain and torch.
+        about: a user's class, function or method that the warning is about; then the location is its definition.
     """
     if stacklevel is not None:
         warnings.warn(message, category, stacklevel=stacklevel)
@@ -102,7 +104,7 @@ def rank_zero_warn(
 
 
 class LightningDeprecationWarning(DeprecationWarning):
-    """A program that was written for Lightning uses a feature that Lightning deprecates."""
+    """Warns that a program written for Lightning uses a feature that Lightning deprecates."""
 
 
 def lightning_deprecation(message: str) -> bool:
@@ -120,13 +122,13 @@ def lightning_deprecation(message: str) -> bool:
 _INSIDE = frozenset({
     "drivetrain", "torch", "jsonargparse", "contextlib", "functools", "importlib", "threading", "multiprocessing",
 })  # fmt: skip
-"""Packages whose frames may lie between the user's line and drivetrain's."""
+"""Packages whose frames may lie between the user's line and the line of drivetrain that warns."""
 
 _Place = tuple[str, int, str]  # file, line, module
 
 
 def _line_outside(frame: FrameType | None) -> _Place:
-    """Return the innermost line outside :data:`_INSIDE`, or the outermost line if there is none."""
+    """Return the innermost line outside the packages in :data:`_INSIDE`; if there is none, the outermost line."""
     file, line, module = "drivetrain", 1, "drivetrain"
     while frame is not None:
         file, line, module = frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "")
@@ -137,7 +139,7 @@ def _line_outside(frame: FrameType | None) -> _Place:
 
 
 def _definition_of(thing: type | Callable[..., Any] | None) -> _Place | None:
-    """Return where a class or function is defined; ``None`` if its source is not available."""
+    """Return where a class or function is defined; ``None`` if the source is not available."""
     if thing is None:
         return None
     code = getattr(inspect.unwrap(thing), "__code__", None)

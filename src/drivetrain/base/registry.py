@@ -1,10 +1,10 @@
-"""Names for classes: a folder's files, users' registrations, and entry points of installed packages.
+"""Find classes by name: in a folder's files, users' registrations, and entry points of installed packages.
 
-A backend is one file, ``<folder>/<name>.py``, that defines one public concrete subclass of the folder's contract. The
-folder's listing *is* the registry: to add a name, add a file. A class may register further names, with their own
-arguments, in the classmethod that the contract calls when a subclass is defined; a user's class gets its name in the
-same way. Third-party packages register their classes in an entry-point group, which has the folder's name unless the
-folder has two contracts: ``drivetrain.loggers``, for example. Nothing is imported until a name is used.
+For drivetrain's own classes: one file, ``<folder>/<name>.py``, defines one public concrete subclass of the folder's
+contract. So to add a name, add a file. A class may register more names, with arguments, in a classmethod that the
+contract calls when a subclass is defined. A user's class gets its name in this way, too. Other packages register their
+classes in an entry-point group such as ``drivetrain.loggers``; the group has the folder's name, unless the folder has
+two contracts. Nothing is imported until a name is used.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from drivetrain.errors import ConfigurationError, UnknownNameError, WrongTypeErr
 if TYPE_CHECKING:
     from importlib import metadata
 else:
-    metadata = Later("importlib.metadata")  # slow to import, and ``--help`` does not need it
+    # a Later, because the module is slow to import, and ``--help`` does not need it
+    metadata = Later("importlib.metadata")
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """The class and the arguments for a name.
+    """What is registered under a name: a class, and arguments for its constructor.
 
     Attributes:
         name: the name.
@@ -61,8 +62,8 @@ class Registry(Generic[T]):
         package: the folder, for example ``"drivetrain.loggers"``.
         contract: the module inside the folder with the abstract class, for example ``"logger"``.
         kind: the word for an entry in messages, for example ``"logger"``.
-        by_file: whether file names are names of classes; False if classes register several names themselves, or the
-            folder contains other files too: it is then imported completely on first use.
+        by_file: whether a file's name is the name of its class. False if classes register several names themselves, or
+            the folder also contains other files. All files of the folder are then imported on first use.
         group: the entry-point group of installed packages; ``None``: the name of ``package``.
     """
 
@@ -95,20 +96,19 @@ class Registry(Generic[T]):
     def register(
         self, name: str, cls: type[T] | None = None, description: str = "", override: bool = False, **init_params: Any
     ) -> type[T] | Callable[[type[T]], type[T]]:
-        """Register ``cls`` under a name for this process; without ``cls``, a decorator.
+        """Register ``cls`` under a name in this process. Without ``cls``, return a decorator that does this.
 
         Args:
             name: the name that users write.
             cls: the class.
             description: one line for lists; by default the first line of the class's docstring.
-            override: replace an existing registration of the name.
+            override: whether to replace an existing registration of the name.
             init_params: the constructor's arguments for this name.
 
         Raises:
             ConfigurationError: the name belongs to a different class, or to a file of the folder, and ``override`` is
-                False. Registering the same class again (a re-run notebook cell, a spawned child) is allowed. It is also
-                raised if the name is not a string, or ``cls`` is not a class of this kind with the parameters
-                ``init_params``.
+                False. (A class may be registered again, as in a re-run notebook cell or a spawned process.) Or the name
+                is not a string, or ``cls`` is not a class of this kind with the parameters ``init_params``.
         """
         self._check_text(name)
         if cls is None:
@@ -116,7 +116,7 @@ class Registry(Generic[T]):
         self.check_name(name)
         if not isinstance(cls, type) or not self._is_own(cls):
             self._check_class(name, cls, init_params)
-            files = self._files()  # imports the folder, whose classes may register themselves
+            files = self._files()  # may import the folder, whose classes register themselves
             known = self._registered.get(name) or self._derived(installed=False).get(name)
             owner = None if known is None else known.cls
             if owner is None and name in files and not override:
@@ -165,14 +165,15 @@ class Registry(Generic[T]):
         self.check_arguments(start, cls, init_params)
 
     def check_arguments(self, start: str, cls: type[T], init_params: Mapping[str, Any]) -> None:
-        """Check that the constructor of ``cls`` has all parameters of these names; ``start`` begins the message.
+        """Check that the constructor of ``cls`` has all parameters in ``init_params``. The message begins with
+        ``start``.
 
         Raises:
             ConfigurationError: a parameter is missing.
         """
         try:
             parameters = inspect.signature(cls).parameters
-        except (ValueError, TypeError):  # a constructor in C without a signature
+        except (ValueError, TypeError):  # a constructor written in C, without a signature
             return
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             return
@@ -191,15 +192,15 @@ class Registry(Generic[T]):
         )  # fmt: skip
 
     def derive(self, source: Callable[[bool], Mapping[str, Entry[T]]]) -> None:
-        """Add the entries that ``source`` returns, for names that are derived from another registry's names.
+        """Add the entries that ``source`` returns. Their names are derived from another registry's names.
 
-        The registry calls ``source`` for each lookup, with a flag for whether to include installed packages, which
-        takes milliseconds. A registered name, or a name of an earlier source, takes precedence.
+        The registry calls ``source`` for each lookup. Its argument is whether to include installed packages, which
+        takes milliseconds. A registered name, or a name of an earlier source, has precedence.
         """
         self._sources.append(source)
 
     def remove(self, name: str) -> None:
-        """Remove a registered name. If a file of the folder has that name, the name refers to the file again.
+        """Remove a registered name. If a file of the folder has that name, the name again means the class in this file.
 
         Raises:
             UnknownNameError: the name was not registered.
@@ -211,7 +212,7 @@ class Registry(Generic[T]):
         del self._registered[name]
 
     def available(self) -> list[str]:
-        """Return every name that :meth:`get` accepts, sorted, without importing a backend."""
+        """Return every name that :meth:`get` accepts, sorted, without importing the classes."""
         return sorted({*self._files(), *self._registered, *self._derived(installed=True), *self._entry_points()})
 
     # ---- entries -------------------------------------------------------------------------------------------------
@@ -225,9 +226,10 @@ class Registry(Generic[T]):
         return self.entry(name).build()
 
     def entry(self, name: str) -> Entry[T]:
-        """Return the entry for ``name``: registered here, otherwise a file of the folder, otherwise an entry point.
+        """Return the entry for ``name``: a registered class; otherwise that of a file in the folder; otherwise an entry
+        point's.
 
-        An unknown name is also looked up in lower case.
+        If the name is unknown, the name in lower case is looked up.
 
         Raises:
             UnknownNameError: the name is unknown; the message suggests the most similar one.
@@ -244,7 +246,7 @@ class Registry(Generic[T]):
         if (point := self._entry_points().get(name)) is not None:
             loaded: type[T] = point.load()
             self._check_class(name, loaded, {})
-            # Loading may have defined a class that registered itself under this name, with arguments.
+            # While it was loaded, a class may have registered itself under this name, with arguments.
             return self._registered.get(name) or Entry(name, loaded, first_line(loaded))
         if (derived := self._derived(installed=True).get(name)) is not None:
             return derived
@@ -259,11 +261,15 @@ class Registry(Generic[T]):
         """Raise a ConfigurationError for a reserved name."""
 
     def fallback(self, name: str) -> Entry[T] | None:
-        """Return an entry for an unknown name, if a subclass has a general answer; the name can still be registered."""
+        """Return an entry for an unknown name, or ``None``. A subclass overrides this if it can make entries for such
+        names, which can still be registered.
+        """
         return None
 
     def entries(self) -> Iterator[Entry[T]]:
-        """Return every entry by name; an installed package whose class cannot be imported is skipped with a warning."""
+        """Return every entry by name; an installed package's class that cannot be imported is skipped with a
+        warning.
+        """
         for name in self.available():
             try:
                 entry = self.entry(name)
@@ -299,7 +305,9 @@ class Registry(Generic[T]):
         return cls.__module__.startswith(f"{self._package}.")
 
     def _files(self) -> set[str]:
-        """Return the files that are names of classes. Otherwise the classes register names: import them, once."""
+        """Return the names of files that are names of classes. With ``by_file=False`` there are none: import all files,
+        once.
+        """
         if self._imported:
             return set()
         modules = _modules(*importlib.import_module(self._package).__path__)
@@ -314,7 +322,9 @@ class Registry(Generic[T]):
         return {name: entry for source in reversed(self._sources) for name, entry in source(installed).items()}
 
     def _entry_points(self) -> dict[str, metadata.EntryPoint]:
-        """Return the entry points of installed packages; they are read again when a package may have been installed."""
+        """Return the entry points of installed packages; they are read again if a package may have been installed
+        since.
+        """
         if (places := _installation()) != self._read_from:
             self._read = {entry.name: entry for entry in metadata.entry_points(group=self._group)}
             self._read_from = places
@@ -323,7 +333,7 @@ class Registry(Generic[T]):
     def _class_in(self, module: ModuleType) -> type[T]:
         contract = self._contract_class()
         found = list(dict.fromkeys(
-            value for value in vars(module).values()  # a class may have two names in its module
+            value for value in vars(module).values()  # no duplicates: a class may have two names in its module
             if inspect.isclass(value) and value.__module__ == module.__name__ and issubclass(value, contract)
             and not value.__name__.startswith("_") and not inspect.isabstract(value)
         ))  # fmt: skip
@@ -344,7 +354,9 @@ def _modules(*folders: str) -> tuple[str, ...]:
 
 
 def _installation() -> tuple[Any, ...]:
-    """Return values that change when packages are installed or removed: the search paths, with their times."""
+    """Return values that change when packages are installed or removed: the import hooks, and the search paths with
+    their times.
+    """
     return metadata.entry_points, *map(id, sys.meta_path), *((path, _changed(path)) for path in sys.path)
 
 
@@ -356,10 +368,10 @@ def _changed(folder: str) -> int | None:
 
 
 def names_itself(cls: type[Any], hook: str, registry: Registry[Any]) -> None:
-    """Register the names that the body of ``cls`` defines.
+    """Register ``cls`` under the names that its body defines.
 
-    A class of drivetrain's lists them in ``_names``, which may be a dictionary from each name to the constructor's
-    arguments. A user's class has the classmethod ``hook``, which this function calls with the registry.
+    A class of drivetrain lists its names in ``_names``, which may be a dictionary from each name to the constructor's
+    arguments. A user's class defines the classmethod ``hook``, which this function calls with the registry.
 
     Raises:
         ConfigurationError: the hook is not a classmethod.
@@ -390,7 +402,7 @@ def _identity(cls: type[Any]) -> tuple[str, str]:
 
 
 def check_contract_version(cls: type[Any], current: int, kind: str) -> None:
-    """Check the contract version that ``cls`` declares in its own body, if any.
+    """Check the contract version that ``cls`` declares in its own body, if it declares one.
 
     Args:
         cls: a subclass of a versioned contract.
@@ -410,9 +422,9 @@ def check_contract_version(cls: type[Any], current: int, kind: str) -> None:
 
 
 def load(path: str) -> Any:
-    """Return the object at ``"package.module:name"``, imported when this is called.
+    """Import a module, and return an object in it; ``path`` is ``"package.module:name"``.
 
-    The core loads leaves (default callbacks and loggers) this way without importing their folders.
+    In this way drivetrain's core loads default callbacks and loggers, whose folders it must not import.
     """
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)

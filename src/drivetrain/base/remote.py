@@ -1,11 +1,11 @@
-"""Files at addresses such as ``s3://bucket/run``, read and written through fsspec; the only module that uses fsspec.
+"""Read and write files at addresses such as ``s3://bucket/run`` through fsspec. No other module uses fsspec.
 
-An object is written in two steps: its content is written to a local file, which is then uploaded. A reader finds the
-earlier object or the new one. Object stores replace an object only when its upload is complete. On file systems that
-show a file while it grows, the file is uploaded under another name and then renamed.
+An object is written in two steps: its content is written to a local file, which is then uploaded. A reader finds either
+the earlier object or the new one. Object stores replace an object only when its upload is complete. Other file systems
+show a file while it grows, so the file is uploaded under another name and then renamed.
 
-fsspec is imported when the first address is used. Each function asks fsspec for the file system again, because
-connections must not be used in a forked process; fsspec caches one per process.
+fsspec is imported when the first address is used. Each function asks fsspec for the file system, because a forked
+process must not use its parent's connections. fsspec keeps one file system per process.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from drivetrain.base.files import is_remote
 from drivetrain.base.packages import fsspec, fsspec_core, fsspec_spec
 from drivetrain.errors import ConfigurationError, MissingPackageError, shown
 
-# Stores that show an object only after its complete upload.
+# Protocols of stores that show an object only after its complete upload.
 _WHOLE_UPLOADS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"})
 _READ_ONLY = frozenset({"http", "https"})
-# The package that fsspec needs for a protocol. For other protocols fsspec's own message names the package.
+# By protocol: the package that fsspec needs. For other protocols, the message of fsspec names the package.
 _PACKAGES = {
     "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
     "http": "aiohttp", "https": "aiohttp", "oss": "ossfs", "hf": "huggingface_hub", "sftp": "paramiko",
@@ -41,7 +41,9 @@ _TIMES = ("LastModified", "mtime", "last_modified", "created", "updated")
 
 
 def is_known(path: Any) -> bool:
-    """Return whether ``path`` is an address whose protocol fsspec supports; its package may be missing."""
+    """Return whether ``path`` is an address with a protocol that fsspec supports, even if the package for it is
+    missing.
+    """
     if not is_remote(path):
         return False
     protocol = _protocol(os.fspath(path))
@@ -52,7 +54,7 @@ def is_known(path: Any) -> bool:
 
 
 def check(path: Any) -> None:
-    """Check that the file system of an address can be used here; nothing is sent.
+    """Check, without a request, that this process can use the file system of an address.
 
     Raises:
         ConfigurationError: a package is missing, or fsspec does not support the protocol.
@@ -82,7 +84,7 @@ def check(path: Any) -> None:
 
 
 def check_writable(path: Any) -> None:
-    """Do the work of :func:`check` for an address to which files will be written.
+    """Call :func:`check` for an address to which files will be written, and check that its protocol allows writing.
 
     Raises:
         ConfigurationError: as in :func:`check`, or the file system is read-only.
@@ -95,7 +97,7 @@ def check_writable(path: Any) -> None:
 
 
 def check_argument(owner: str, name: str, value: Any) -> None:
-    """Do the work of :func:`check_writable` for an argument of ``owner``, which the message names.
+    """Call :func:`check_writable` for ``value``; the message names the argument ``name`` of ``owner``.
 
     Raises:
         ConfigurationError: files cannot be written there.
@@ -110,7 +112,7 @@ def check_argument(owner: str, name: str, value: Any) -> None:
 
 
 def written_at(address: str | os.PathLike[str]) -> float | None:
-    """Return when the file was written, in seconds; 0.0 if the server does not provide it, ``None`` if there is no
+    """Return when the file was written, in seconds; 0.0 if the server does not tell the time, ``None`` if there is no
     file.
 
     Raises:
@@ -141,7 +143,7 @@ def size(address: str | os.PathLike[str]) -> int:
 
 
 def names(folder: str | os.PathLike[str]) -> list[str]:
-    """Return the names of files and folders in a folder; none if it does not exist.
+    """Return the names of files and folders in a folder; an empty list if the folder does not exist.
 
     Raises:
         OSError: the folder cannot be listed.
@@ -166,7 +168,7 @@ def find(folder: str | os.PathLike[str], pattern: str) -> list[str]:
 
 @contextlib.contextmanager
 def fetched(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Context with a local copy of the file at the address ``path``; it is removed when the block ends.
+    """Context with a local copy of the file at the address ``path``; the copy is removed when the block ends.
 
     Raises:
         OSError: the file does not exist, or could not be read.
@@ -181,7 +183,7 @@ def fetched(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -> bytes:
-    """Return the content of a file, or ``length`` bytes of it from ``at`` on.
+    """Return the content of a file, or ``length`` bytes of it that begin at the offset ``at``.
 
     Raises:
         OSError: the file does not exist, or could not be read.
@@ -202,11 +204,11 @@ def replacing(address: str | os.PathLike[str], new: bool = False) -> Iterator[Bi
 
     Args:
         address: the address of the object.
-        new: never replace an existing object. If a store cannot guarantee that, this function first checks whether the
-            object exists.
+        new: whether to raise an error instead of replacing an object. If a store cannot guarantee this, the function
+            first checks whether the object exists.
 
     Raises:
-        FileExistsError: ``new`` was requested and there is such an object.
+        FileExistsError: ``new`` is true, and the object exists.
         OSError: the object could not be written; the message names the cause, and an earlier object is unchanged.
     """
     with tempfile.TemporaryDirectory(prefix="drivetrain-") as folder:
@@ -237,10 +239,10 @@ def upload(local: str | os.PathLike[str], address: str | os.PathLike[str], new: 
 
 
 def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces: bool = True) -> bool:
-    """Copy a file from or to an address; within one store, the store copies it.
+    """Copy a file from or to an address. If both addresses are in one store, the store makes the copy.
 
     Returns:
-        False if ``replaces`` is False and a file has this name, which is kept.
+        True if the copy was made; False if ``replaces`` is False and there is a file at ``path``.
 
     Raises:
         OSError: the file could not be copied; an earlier file at ``path`` is unchanged.
@@ -274,19 +276,19 @@ def remove(path: str | os.PathLike[str]) -> None:
 
 
 def remove_folder(folder: str | os.PathLike[str]) -> None:
-    """Delete an empty folder, if the store has folders; do nothing if there is none.
+    """Delete an empty folder, if the store has folders; do nothing if the folder does not exist.
 
     Raises:
         OSError: the folder could not be deleted.
     """
-    if _protocol(os.fspath(folder)) in _WHOLE_UPLOADS:  # folders of these stores are only prefixes of names
+    if _protocol(os.fspath(folder)) in _WHOLE_UPLOADS:  # folders in these stores are only prefixes of names
         return
     with _asked(folder, "could not be removed") as (system, path), contextlib.suppress(FileNotFoundError):
         system.rmdir(path)
 
 
 def _put_new(system: Any, local: str, path: str, address: str | os.PathLike[str]) -> None:
-    """Upload under a name that no other process has used meanwhile, if the store can guarantee that."""
+    """Upload a file on the condition, if the store supports it, that no object has this name when the upload ends."""
     put = getattr(system, "_put_file", system.put_file)
     if "mode" not in inspect.signature(put).parameters:
         system.put_file(local, path)
@@ -297,7 +299,7 @@ def _put_new(system: Any, local: str, path: str, address: str | os.PathLike[str]
         system.invalidate_cache()
         if system.exists(path):
             raise FileExistsError(errno.EEXIST, "there is a file of this name", os.fspath(address)) from None
-        # the store does not support the condition, or the upload fails again with the reason
+        # the store does not support the condition; if the upload failed for another reason, this one fails for it, too
         system.put_file(local, path)
 
 
@@ -309,17 +311,18 @@ def _put_and_rename(system: Any, local: str, path: str) -> None:
             system.makedirs(folder, exist_ok=True)
         system.put_file(local, temporary)
         if type(system).mv is fsspec_spec.AbstractFileSystem.mv:
-            # the generic mv treats names with brackets as patterns
+            # not mv(): fsspec's generic one treats brackets in names as patterns
             system.cp_file(temporary, path)
         else:
             system.mv(temporary, path)
     finally:
-        with contextlib.suppress(Exception):  # the temporary object was renamed, or another error is being raised
+        # an error: the temporary object was renamed, or another error is being raised
+        with contextlib.suppress(Exception):
             system.rm_file(temporary)
 
 
 def _opened(address: str | os.PathLike[str]) -> tuple[Any, str]:
-    """Return the file system of an address, and the path in it. Cached listings are dropped.
+    """Return the file system of an address, and the path in it. The file system's cached listings are dropped.
 
     Raises:
         ConfigurationError: as in :func:`check`.
@@ -330,13 +333,15 @@ def _opened(address: str | os.PathLike[str]) -> tuple[Any, str]:
 
     with _explained(address, "could not be opened"):
         system, path = fsspec_core.url_to_fs(text)
-        system.invalidate_cache()  # another process may have written files since the last listing
+        system.invalidate_cache()  # because another process may have written files since the last listing
     return system, path
 
 
 @contextlib.contextmanager
 def _asked(address: str | os.PathLike[str], what: str) -> Iterator[tuple[Any, str]]:
-    """Context with :func:`_opened`, for requests whose errors become OSErrors: see :func:`_explained`."""
+    """Context for requests to the file system and the path of :func:`_opened`. Errors become OSErrors: see
+    :func:`_explained`.
+    """
     opened = _opened(address)
     with _explained(address, what):
         yield opened
@@ -344,7 +349,7 @@ def _asked(address: str | os.PathLike[str], what: str) -> Iterator[tuple[Any, st
 
 @contextlib.contextmanager
 def _explained(address: str | os.PathLike[str], what: str) -> Iterator[None]:
-    """Context whose errors become OSErrors with the address and the cause; configuration errors are not changed."""
+    """Context in which errors become OSErrors with the address and the cause. A ConfigurationError is not changed."""
     try:
         yield
     except (FileNotFoundError, FileExistsError, IsADirectoryError, ConfigurationError):

@@ -1,4 +1,4 @@
-"""Restore parts of a checkpoint; errors become a CheckpointError that names the part."""
+"""Restore parts of a checkpoint, and turn each error into a CheckpointError that names the part."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _LARGEST = 2**63
 
 
 class WrongForm(CheckpointError):
-    """An entry of a part is missing or has another type than the part writes; :func:`restoring` completes the message.
+    """An entry of a part's state is missing or has a wrong type; :func:`restoring` completes the message.
 
     Args:
-        place: the path in the part, such as "['state'][0]"; "" for the part itself.
+        place: the path in the part's state, such as "['state'][0]"; "" for the state itself.
         what: a description of the error.
     """
 
@@ -40,10 +40,11 @@ class WrongBuild(WrongForm):
 
 @contextlib.contextmanager
 def restoring(part: str) -> Iterator[None]:
-    """Context that restores ``part``, such as "optimizer 0 (Adam)"; exceptions become CheckpointErrors that name it.
+    """Context in which ``part``, such as "optimizer 0 (Adam)", is restored. Exceptions become CheckpointErrors that
+    name the part.
 
     Raises:
-        CheckpointError: for any exception in the block, which becomes its cause. Errors of this package are not
+        CheckpointError: the block has raised an exception, which becomes the cause. drivetrain's own errors are not
             changed.
     """
     try:
@@ -69,7 +70,7 @@ def restoring(part: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming(path: Any) -> Iterator[None]:
-    """Context whose CheckpointErrors name the file that was read."""
+    """Context in which the message of a CheckpointError gets the name of the file that was read."""
     try:
         yield
     except CheckpointError as error:
@@ -79,7 +80,7 @@ def naming(path: Any) -> Iterator[None]:
 
 
 def problem_of(call: Callable[..., Any], *args: Any) -> str | None:
-    """Return the message of the CheckpointError that ``call(*args)`` raises, or ``None``."""
+    """Return the message of the CheckpointError that ``call(*args)`` raises; ``None`` if it raises none."""
     try:
         call(*args)
     except CheckpointError as error:
@@ -88,7 +89,7 @@ def problem_of(call: Callable[..., Any], *args: Any) -> str | None:
 
 
 def shown_error(error: BaseException) -> str:
-    """Return the text of ``error``, in one line and shortened if it is long."""
+    """Return the text of ``error`` in one line, shortened if the text is long."""
     text = " ".join(str(error).split()).removesuffix(".")
     return text if len(text) <= 300 else f"{text[:297]}..."
 
@@ -97,15 +98,16 @@ def shown_error(error: BaseException) -> str:
 
 
 Form = Any
-"""What a saved value must be, declared beside the state that it is a part of. One of:
+"""The type and structure that a saved value must have, declared in the file that saves it. A form is one of:
 
 - a type: an instance of it;
 - ``{"name": form, "other?": form}``: a mapping with these entries, of which those with "?" may be missing, and any
   others;
 - ``{str: form}``: a mapping with any number of such keys and values;
 - ``[form]``: a list or tuple of any length;
-- a function of the value and its place, which raises :class:`WrongForm`;
-- a tuple: ``None`` if the tuple contains it, or else an instance of one of its types that also has its other forms.
+- a function that gets the value and its place, and raises :class:`WrongForm` for a wrong value;
+- a tuple: ``None`` if the tuple contains ``None``; otherwise an instance of one of its types that also has its other
+  forms.
 """
 
 
@@ -161,7 +163,7 @@ def count(value: Any, place: str = "") -> int:
     """Return ``value``, if it is a non-negative integer.
 
     Raises:
-        WrongForm: ``value`` is not one.
+        WrongForm: ``value`` is not such an integer.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _LARGEST:
         raise WrongForm(place, f"is {shown(value)}, and a count is expected")
@@ -186,7 +188,7 @@ def of_length(number_of_items: int, value: Any, place: str) -> Any:
     """Return ``value``, if it is a list or tuple with ``number_of_items`` items.
 
     Raises:
-        WrongForm: ``value`` is not one.
+        WrongForm: ``value`` is not such a list or tuple.
     """
     if len(expect(value, (list, tuple), place)) != number_of_items:
         raise WrongForm(place, f"has {len(value)} items, and {number_of_items} are expected")
@@ -198,10 +200,9 @@ NUMBER: Form = (Tensor, bool, int, float, number)
 
 
 def check_form(saved: Any, own: Any, place: str = "") -> None:
-    """Compare a saved state with the part's present state: values at the same paths must have the same types.
+    """Compare a saved state with the part's present state ``own``: values at the same paths must have the same types.
 
-    Entries that only the saved or only the present state has are ignored, and if ``own`` is ``None`` any single value
-    is accepted.
+    Entries that only one of the states has are ignored. If a present value is ``None``, any single value is accepted.
 
     Raises:
         WrongForm: the types differ at some path.
@@ -238,11 +239,11 @@ def check_form(saved: Any, own: Any, place: str = "") -> None:
 
 # ---- values that torch uses without a check --------------------------------------------------------------------------
 
-# torch's optimizers whose first step creates a parameter's complete state, whatever its gradient is.
+# Optimizers of torch whose first step creates a parameter's complete state, whatever the gradient is.
 _TRIED = frozenset({
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
 })  # fmt: skip
-# Options that some versions of torch lack, and that its optimizers add themselves.
+# Options that some versions of torch lack. An optimizer adds them itself to a state without them.
 _LATER_OPTIONS = frozenset({
     "amsgrad", "capturable", "decoupled_weight_decay", "differentiable", "foreach", "fused", "initial_lr", "maximize",
     "nesterov", "param_names", "swap",
@@ -250,7 +251,7 @@ _LATER_OPTIONS = frozenset({
 
 
 def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
-    """Check the values that torch's optimizers read only in their next step.
+    """Check the values in an optimizer's state that torch reads only in the next step.
 
     Raises:
         WrongForm: a value is missing, or has another type or shape.
@@ -270,7 +271,7 @@ def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
                 continue
             if key in group:
                 check_form(group[key], value, f"{place}[{key!r}]")
-            # other options belong to schedulers and wrappers
+            # options that are no defaults belong to schedulers and wrappers
             elif key in optimizer.defaults and key not in _LATER_OPTIONS:
                 raise WrongForm(f"{place}[{key!r}]", "is missing")
         example = _example_state(type(optimizer), group, own, place) if is_tried else {}
@@ -290,7 +291,7 @@ def _example_state(
 ) -> Mapping[str, Tensor]:
     """Return the state that one step with the options of ``group`` creates for a parameter with one dimension.
 
-    The constructor checks the options: with a wrong option, the optimizer's step would divide by zero, or fail.
+    The optimizer's constructor checks the options, because with a wrong option its step would divide by zero, or fail.
     """
     on_host = all(parameter.device.type == "cpu" for parameter in own["params"])
     for option in ("capturable", "differentiable"):
@@ -303,7 +304,7 @@ def _example_state(
     try:
         example = kind([parameter], **{key: group[key] for key in taken if key in group})
         with torch.no_grad():
-            # the undecorated step, without the hooks that programs register for all optimizers
+            # unwrap: the step without the hooks that programs register for all optimizers
             inspect.unwrap(kind.step)(example)
     except (TypeError, ValueError, RuntimeError) as error:
         raise WrongForm(place, f"has options that {kind.__name__} refuses: {shown_error(error)}") from error
@@ -316,7 +317,7 @@ def _check_parameter_state(
     for key, made in example.items():
         value, where = state.get(key), f"{place}[{key!r}]"
         if value is None and example.keys() == {"momentum_buffer"}:
-            continue  # SGD creates a missing state itself
+            continue  # SGD creates a missing momentum_buffer itself
         if value is None:
             raise WrongForm(where, "is missing")
         if not made.ndim:
@@ -344,7 +345,7 @@ def load_states(
         load: called with part and state after the check.
 
     Raises:
-        CheckpointError: there are more or fewer states than parts, or a state does not fit its part.
+        CheckpointError: the numbers of states and parts differ, or a state does not fit its part.
     """
     if len(parts) != len(states):
         raise CheckpointError(
@@ -358,12 +359,12 @@ def load_states(
 
 
 _BY_GROUP = frozenset({"base_lrs", LAST_RATES, "lr_lambdas", "max_lrs", "min_lrs"})
-_OF_OLDER_TORCH = frozenset({"verbose"})  # entries that present schedulers do not have
+_OF_OLDER_TORCH = frozenset({"verbose"})  # entries of schedulers' states in older versions of torch
 
 
 def scheduler_state(scheduler: Any) -> Any:
-    """Return the state of a scheduler without the function that torch 2.9's SWALR has in it, which is no plain data and
-    which the constructor sets.
+    """Return a scheduler's state without ``anneal_func``. In torch 2.9, the state of SWALR contains this function,
+    which is not plain data and which the constructor sets.
     """
     state = scheduler.state_dict()
     if isinstance(state, Mapping) and callable(state.get("anneal_func")):
@@ -372,7 +373,7 @@ def scheduler_state(scheduler: Any) -> Any:
 
 
 def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
-    """Load each scheduler's state, and log which constructor arguments it replaces.
+    """Load each scheduler's state, and log which arguments of its constructor the state replaces.
 
     Raises:
         CheckpointError: a state is missing or does not fit.
@@ -381,7 +382,7 @@ def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
     load_states("scheduler", schedulers, states, check_scheduler_state)
     for scheduler, own in zip(schedulers, before, strict=True):
         if not isinstance(now := scheduler_state(scheduler), Mapping):
-            continue  # a scheduler of the user's own without a state
+            continue  # a user's scheduler without a state
         names = inspect.signature(type(scheduler).__init__).parameters.keys() & own.keys() & now.keys()
         numbers = [name for name in sorted(names - {"last_epoch"}) if isinstance(own[name], (int, float))]
         if changed := [f"{name}={now[name]} instead of {own[name]}" for name in numbers if now[name] != own[name]]:
@@ -392,7 +393,7 @@ def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
 
 
 def check_scheduler_state(state: Any, scheduler: Any, place: str = "") -> None:
-    """Check the entries that torch's schedulers set as attributes.
+    """Check the entries of a scheduler's state, because torch's schedulers set each as an attribute.
 
     Raises:
         WrongForm: an entry is missing or has another type, or would replace a method or the optimizer.
@@ -440,8 +441,8 @@ def check_rng_state(state: Any, place: str = "") -> None:
 
 
 def check_generators(states: Any, place: str) -> None:
-    """Do the work of :func:`check_rng_state` for a list of states of torch's generators, on the host or on the
-    accelerator.
+    """Check a list of states of torch's generators, on the host or on the accelerator, as
+    :func:`check_rng_state` does.
     """
     for index, state in enumerate(expect(states, (list, tuple), place)):
         expect(state, Tensor, f"{place}[{index}]")
@@ -457,5 +458,5 @@ def check_generators(states: Any, place: str) -> None:
 def _tried(take: Callable[[Any], Any], state: Any, place: str) -> None:
     try:
         take(state)
-    except Exception as error:  # a generator may raise anything
+    except Exception as error:  # a generator may raise any exception
         raise WrongForm(place, f"is not the state of a generator: {shown_error(error)}") from error

@@ -1,4 +1,4 @@
-"""Random state: seed it, save it, restore it, isolate it."""
+"""Seed, save, restore and isolate the state of the random generators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info
 from drivetrain.base.restoring import check_rng_state, entry
 from drivetrain.errors import CheckpointError, ConfigurationError
 
-_MAX_SEED = 2**32 - 1  # numpy's limit, the smallest of the three generators
+_MAX_SEED = 2**32 - 1  # the limit of numpy's generator, which is the smallest of the three
 
 
 def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = False) -> int:
@@ -27,14 +27,14 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
 
     Args:
         seed: 0 to 2**32 - 1. ``None``: the environment variable ``PL_GLOBAL_SEED``, or 0 if it is unset.
-        workers: also seed each DataLoader worker from (seed, rank, worker id). Loaders already seed torch differently
-            in each worker; with this argument, python's and numpy's generators are seeded from these seeds.
+        workers: also seed each DataLoader worker from (seed, rank, worker id). Without this, a DataLoader's workers get
+            different seeds, but the same seeds on every rank.
         verbose: log the seed on rank 0.
 
     Raises:
         ConfigurationError: the seed is not an integer in that range.
 
-    The seed is exported as ``PL_GLOBAL_SEED`` so that processes started from here use the same one.
+    The variable ``PL_GLOBAL_SEED`` is set to the seed, so that processes which this process starts use the same seed.
     """
     if seed is None:
         seed = seed_from_environ() or 0
@@ -55,10 +55,10 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
 
 
 def seed_from_environ() -> int | None:
-    """Return the seed in ``PL_GLOBAL_SEED``, where :func:`seed_everything` exports it; ``None`` if it is unset.
+    """Return the seed in ``PL_GLOBAL_SEED``, which :func:`seed_everything` sets; ``None`` if the variable is not set.
 
     Raises:
-        ConfigurationError: it is not an integer.
+        ConfigurationError: the variable is not an integer.
     """
     text = os.environ.get("PL_GLOBAL_SEED")
     if text is not None and not text.isdigit():
@@ -69,19 +69,20 @@ def seed_from_environ() -> int | None:
 
 
 def worker_seed_init(worker_id: int, rank: int | None = None) -> None:
-    """A DataLoader's ``worker_init_fn``: seed python and numpy from the loader's base seed, the rank and the worker id.
+    """Seed python and numpy from the loader's base seed, the rank and the worker id; a ``worker_init_fn`` for
+    DataLoaders.
 
-    ``rank`` is the index of this process's part of the data; ``None``: its rank in the job.
+    ``rank`` is the index of the part of the data that this process reads; ``None``: its rank in the job.
 
-    On rank 0, torch keeps the seed from its DataLoader, which derives it per worker from the base seed that the loader
-    drew. Other ranks' loaders draw the same base seed, so on these ranks torch is seeded too: otherwise all ranks would
-    augment their samples identically.
+    On rank 0, torch keeps the seed that the DataLoader gives each worker, which depends on the base seed and the worker
+    id. The loaders of other ranks draw the same base seed. On these ranks torch is seeded, too, because otherwise all
+    ranks would augment their samples identically.
     """
     base = torch.initial_seed() - worker_id
     rank = rank_from_environ() if rank is None else rank
     words = [base & 0xFFFFFFFF, (base >> 32) & 0xFFFFFFFF, worker_id, rank]
     mixed = 0
-    # one round of splitmix64 per word, so that neighbouring (rank, worker) pairs get unrelated seeds
+    # one round of splitmix64 for each word, so that similar pairs of rank and worker get unrelated seeds
     for word in words:
         mixed = (mixed + word + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
@@ -102,11 +103,11 @@ def rng_state() -> dict[str, Any]:
 
 
 def kept_rng_state() -> Callable[[], dict[str, Any]]:
-    """Return a function that returns what :func:`rng_state` would return now, for a caller that keeps the state in
+    """Return a function that returns what :func:`rng_state` returns at the time of this call. A caller can keep it in
     every step.
 
-    This call only copies the generators' memory. The returned function converts the copy to plain data, which takes a
-    tenth of a small training step for the 625 numbers of python's state alone.
+    This call only copies the generators' memory. The returned function converts the copy to plain data: for the 625
+    numbers of python's state alone, this takes a tenth of a small training step.
     """
     numpy = sys.modules.get("numpy")
     numpy_state = None if numpy is None else _numpy_state(numpy)
@@ -119,7 +120,8 @@ def _rng_state(
     state: dict[str, Any] = {}
     if torch.accelerator.is_available():
         device = torch.get_device_module(torch.accelerator.current_accelerator())
-        if getattr(device, "is_initialized", lambda: True)():  # reading an unused device would make this process use it
+        # reading an unused device's state would make this process use the device
+        if getattr(device, "is_initialized", lambda: True)():
             state["device"] = device.get_rng_state()
     if "torch_xla" in sys.modules and (xla := xla_generator()) is not None:
         state["xla_generator"] = int(xla.get_rng_state())
@@ -136,15 +138,16 @@ def _rng_state(
 
 # ---- generators that are read in every step --------------------------------------------------------------------------
 
-_WORDS = 624 * 4  # bytes of the words of a Mersenne Twister; 4 bytes with the position in them follow, or come first
+# bytes of a Mersenne Twister's words; 4 bytes with the position in the words follow them, or come first
+_WORDS = 624 * 4
 _MARK = 32
 
 
 class _Twister:
-    """The memory of a Mersenne Twister, which is copied only if it has changed since the last copy.
+    """The memory of a Mersenne Twister generator. It is copied only if it has changed since the last copy.
 
-    Each draw changes the position, and 624 draws change all words: so the position and the seven words beside it show
-    whether the generator has moved, and only they are read in every step.
+    Each draw changes the position, and 624 draws change all words. So the position and the seven words beside it show
+    whether numbers were drawn, and in every step only these are read.
     """
 
     def __init__(self, address: int, position_first: bool) -> None:
@@ -187,18 +190,18 @@ def _python_twister() -> tuple[Any, _Twister] | None:
     return (source, twister) if state == source.getstate() else None
 
 
-# numpy's generator and its memory; a copy of the memory at the last call, and the state that numpy returned then
+# numpy's generator and its memory; a copy of that memory at the last call, and the state that numpy returned then
 _numpy_twister: tuple[Any, _Twister] | None = None
 _numpy_kept: tuple[bytes, Any] | None = None
 
 
 def _numpy_state(numpy: Any) -> Any:
-    """Return what ``numpy.random.get_state()`` returns; the same object if the program has drawn no number since the
-    last call.
+    """Return what ``numpy.random.get_state()`` returns; if the program has drawn no number since the last call, return
+    the same object.
 
-    numpy copies the 624 words one by one, which takes longer than a small training step. Reading the words at the
-    address that numpy publishes is fast. ``normal`` may keep a second number elsewhere; while it does, numpy is asked
-    each time. The comparison misses one case: a program restores such a second number and the same 624 words with
+    numpy copies the 624 words one by one, which takes longer than a small training step, but reading them at the
+    address that numpy publishes is fast. ``normal`` may keep a second number outside the words; while it does, numpy is
+    asked each time. One change is not noticed: a program that restores such a second number, and the same words, with
     ``numpy.random.set_state``.
     """
     global _numpy_kept, _numpy_twister
@@ -243,7 +246,7 @@ class Generators:
     """The random generators as a part of a checkpoint: ``{"model": model, "rng": engine.rng}``.
 
     Args:
-        gather: gathers an object of every process to all of them.
+        gather: returns a list of every process's argument, in each process.
         rank: the rank of this process.
     """
 
@@ -252,7 +255,7 @@ class Generators:
         self._rank = rank
 
     def state_dict(self) -> dict[str, Any]:
-        """Return :func:`rng_state` of every process; all processes must call it."""
+        """Return :func:`rng_state` of every process. All processes must call this."""
         return {"ranks": self._gather(rng_state())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -273,7 +276,7 @@ class Generators:
 
 @contextmanager
 def isolate_rng() -> Iterator[None]:
-    """Context that restores every random generator at its end."""
+    """Context that, at its end, restores the state that every random generator had at its beginning."""
     state = rng_state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Names of logged values: detect misspelt ones, and whether higher values are better."""
+"""Detect misspelt names of logged values, and tell from a name whether higher values are better."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def is_higher_better(name: Any) -> bool:
 
 
 def warn_if_misspelt(who: str, name: str | None, logged: Iterable[str]) -> None:
-    """Warn after the sanity check that ``who`` monitors a ``name`` that is similar to one that the validation
-    logged.
+    """After the sanity check, warn if the ``name`` that ``who`` monitors was not logged but is similar to a logged
+    name.
     """
     if name is not None and (meant := misspelt(name, logged)) is not None:
         rank_zero_warn(
@@ -32,8 +32,8 @@ def warn_if_misspelt(who: str, name: str | None, logged: Iterable[str]) -> None:
 
 
 def misspelt(name: str, known: Iterable[str]) -> str | None:
-    """Return the ``known`` name that differs from ``name`` in one or two letters; ``None`` if ``name`` is known, or
-    similar to none.
+    """Return the ``known`` name that differs from ``name`` in one or two letters; ``None`` if there is none, or
+    ``name`` is known.
 
     This function is stricter than :func:`closest`: "train_loss" and "val_loss", or "top1" and "top5", are different
     metrics.

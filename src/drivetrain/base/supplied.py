@@ -1,6 +1,7 @@
-"""Functions that a lower layer declares and calls, and a higher layer supplies; a program without it runs the default.
+"""Functions that a lower layer declares and calls, and that a higher layer defines. If a program does not contain the
+higher layer, a default runs.
 
-No lower layer names the higher one: the table in ``drivetrain/__init__.py`` connects them.
+The lower layer does not name the higher one, because the table in ``drivetrain/__init__.py`` connects the functions.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ _suppliers: dict[str, str] = {}
 
 
 def supply(functions: Mapping[str, str]) -> None:
-    """Connect functions that are decorated with :func:`supplied` to those that replace them, each "module:name"."""
+    """For each function that is decorated with :func:`supplied`, set the function that runs instead, both as
+    "module:name".
+    """
     _suppliers.update(functions)
 
 
 def supplied(default: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that a higher layer supplies; ``default`` is what happens without that layer.
+    """Decorate a function that a higher layer may replace; ``default``, the decorated function, runs without that
+    layer.
 
-    The other function's module is imported when the function is called.
+    The module of the replacing function is imported when the function is called.
     """
     key = f"{default.__module__}:{default.__name__}"
 
@@ -39,12 +43,13 @@ def supplied(default: Callable[P, R]) -> Callable[P, R]:
 
 @supplied
 def instead_of(owner: str, name: str) -> str | None:
-    """Return what to write instead of a name that other libraries have and ``owner`` lacks; ``None`` if it is unknown.
+    """Return what to write instead of a name that other libraries have and ``owner`` lacks; ``None`` if nothing is
+    known about the name.
 
     Args:
-        owner: a package, "Trainer" for its arguments, or for attributes "trainer", "LightningModule" or "Engine"; "a
-            call": ``name`` is an argument after the class or method that gets it, "ModelCheckpoint.filepath".
-        name: the name.
+        owner: what lacks the name: a package; "Trainer" for an argument of the Trainer; "trainer", "LightningModule" or
+            "Engine" for an attribute; "a call" for an argument of another class or of a method.
+        name: the name; for "a call", after its class or method, as in "ModelCheckpoint.filepath".
     """
     return None
 
@@ -55,7 +60,7 @@ def in_our_layout(checkpoint: Any, resuming: bool = False) -> Any:
 
     Args:
         checkpoint: the data that was read, which is not changed.
-        resuming: whether training resumes from it; a warning then names what the checkpoint lacks.
+        resuming: whether training resumes from the checkpoint; if so, a warning names what the checkpoint lacks.
     """
     return checkpoint
 

@@ -1,13 +1,14 @@
-"""The private names of torch that drivetrain uses, each with its purpose; no other file contains one.
+"""Hold the private names of torch that drivetrain uses, each with its purpose. No other file contains such names.
 
-Any release of torch may rename or remove them. If one is missing, only the feature that needs it stops working:
+Any release of torch may rename or remove private names. If one is missing, only the feature that needs it stops
+working:
 
-- ``torch_private.txt`` has the names in torch's modules. Each is looked up when it is first used, and kept. Without it,
-  drivetrain uses what ``_ORDINARY`` has for it; else the error names the feature.
-- The functions below read the attributes of objects. Without one, they return the default that they name; else the
-  error names the attribute.
+- ``torch_private.txt`` has the names in torch's modules. Each is looked up when it is first used. If torch lacks a
+  name, drivetrain uses the replacement in ``_ORDINARY``; if there is none, the error names the feature.
+- The functions below read the attributes of objects. If an attribute is missing, a function returns its default; if it
+  has none, the error names the attribute.
 
-``tests/test_torch_names.py`` names those that the installed torch lacks.
+``tests/test_torch_names.py`` reports the names that the installed torch lacks.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
     from torch.utils._pytree import tree_map
 
-__all__ = ["BatchNorm", "DispatchMode", "tree_map"]  # those with types; the others are Any
+__all__ = ["BatchNorm", "DispatchMode", "tree_map"]  # the names with types; all other names are Any
 
 
 def _rows() -> dict[str, tuple[str, str]]:
-    """Return for each name in this file: the module and the name in torch, and the feature that needs it."""
+    """Return, for each name in ``torch_private.txt``: the module and the name in torch, and the feature that
+    needs it.
+    """
     found, use = {}, ""
     for line in Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
@@ -47,22 +50,22 @@ def _rows() -> dict[str, tuple[str, str]]:
 
 _PATHS = _rows()
 _ORDINARY: dict[str, Any] = {
-    "AnyPass": (),  # no class: an iterator of torch's is iterated as any other, and ends its workers when it is freed
+    "AnyPass": (),  # no class: torch's iterators are treated as any others, and end their workers when they are freed
     "PassOfWorkers": (),
-    "BatchNorm": nn.BatchNorm1d.__base__,  # the same class, whatever its name
-    "Fetcher": object,  # torch iterates the loader
+    "BatchNorm": nn.BatchNorm1d.__base__,  # the same class, even if torch has renamed it
+    "Fetcher": object,  # torch iterates the loader itself
     "PassOfThisProcess": object,
-    "can_move_in_place": lambda *_: False,  # the model is moved before it is sharded
-    "collate_functions": {None: ""},  # samples are fetched one by one
-    "cpp_compiler": lambda: None,  # torch's own error says that there is none
-    "foreign_device_type": lambda: "privateuseone",  # the name without a backend
-    "is_view": lambda _: True,  # the value is copied
+    "can_move_in_place": lambda *_: False,  # so the model is moved before it is sharded
+    "collate_functions": {None: ""},  # no functions: samples are fetched one by one
+    "cpp_compiler": lambda: None,  # none; torch's own error then says so
+    "foreign_device_type": lambda: "privateuseone",  # torch's name if no backend has renamed it
+    "is_view": lambda _: True,  # treated as a view, so the value is copied
     "list_backends": lambda _: ["inductor", "eager", "aot_eager"],
     "list_modes": lambda: ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
-    "newest_node": None,  # operations of a backward pass have no line
+    "newest_node": None,  # unknown: operations of a backward pass are shown without a line
     "running_node": None,
 }
-"""The replacement of a name that torch lacks."""
+"""By name: what is used if torch lacks the name."""
 
 _own: Any = sys.modules[__name__]
 
@@ -88,7 +91,9 @@ def __getattr__(name: str) -> Any:
 
 
 def where(name: str) -> tuple[Any, str]:
-    """Return the object of torch that has the attribute with this name here, and the attribute; for replacing it."""
+    """Return torch's object and the attribute of it that ``name`` stands for, so that the caller can replace the
+    attribute.
+    """
     module, _, path = _PATHS[name][0].partition(":")
     *owners, attribute = path.split(".")
     try:
@@ -108,25 +113,28 @@ def _read(name: str, default: Any) -> Callable[[Any], Any]:
 
 
 def function_of_device(kind: str, name: str) -> Any:
-    """Return a function of torch for one type of device, such as "releasePool"; ``None``: torch has none for it."""
+    """Return torch's function ``name``, such as "releasePool", for the device type ``kind``; ``None`` if torch has
+    none.
+    """
     return getattr(torch._C, f"_{kind}_{name}", None)
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
-version_of = attrgetter("_version")  # grows with each change in place; a RuntimeError for tensors of inference mode
-hooks_of = attrgetter("_backward_hooks")  # the hooks on a tensor's gradient, or None
-storage_key = attrgetter("_cdata")  # of a storage: the same number for all its Python objects
+version_of = attrgetter("_version")  # of a tensor: grows with each change in place; RuntimeError in inference mode
+hooks_of = attrgetter("_backward_hooks")  # of a tensor: the hooks on its gradient, or None
+storage_key = attrgetter("_cdata")  # of a storage: a number that all Python objects of the storage share
 storage_inside = attrgetter("_untyped_storage")  # of a TypedStorage
-schema_of = attrgetter("_schema")  # of an operation: it names the arguments, and those that are written
+schema_of = attrgetter("_schema")  # of an operation: the arguments' names, and which arguments the operation writes to
 operation_name = attrgetter("_opname")  # of an operation, without its namespace
-overloads_of = attrgetter("_overloadpacket")  # of an operation: with all that differ in their arguments only
-PARTS_OF_SPARSE = "_indices", "_values"  # methods of tensors in COO layout, also before they are coalesced
-name_of_storage = methodcaller("_pickle_storage_type")  # of a TypedStorage, in pickles: such as "FloatStorage"
-number_of_node = methodcaller("_sequence_nr")  # of a node of the autograd graph, in the order of the forward pass
+overloads_of = attrgetter("_overloadpacket")  # of an operation: all with its name, whatever their arguments
+PARTS_OF_SPARSE = "_indices", "_values"  # methods of tensors in COO layout, even of uncoalesced ones
+name_of_storage = methodcaller("_pickle_storage_type")  # of a TypedStorage: its name in pickles, such as "FloatStorage"
+number_of_node = methodcaller("_sequence_nr")  # of a node of the autograd graph: increases in forward order
 hooks_on_accumulation = _read("_post_accumulate_grad_hooks", None)  # of a parameter
 READS_A_COUNT = "_get_value"  # the function in which optimizers read their count of steps
-VOTES_OF_A_STAGE = "_warmup_forward_vote", "_warmup_backward_result"  # whether ranks know shapes
+# attributes of a pipeline stage: whether the ranks know the shapes
+VOTES_OF_A_STAGE = "_warmup_forward_vote", "_warmup_backward_result"  # of a pipeline stage: whether ranks know shapes
 
 
 def gradient_facts(tensors: Iterable[Any]) -> list[Any]:
@@ -140,14 +148,14 @@ def gradient_facts(tensors: Iterable[Any]) -> list[Any]:
 # ---- what watches a step ---------------------------------------------------------------------------------------------
 
 RUN_ENGINE = "_engine_run_backward"
-"""The function of ``torch.autograd`` through which every backward pass calls the engine."""
+"""The function in ``torch.autograd`` with which every backward pass starts the autograd engine."""
 
 
 def watching() -> Callable[[], Any]:
     """Return a function whose result is true while something observes operations or saved tensors.
 
     Raises:
-        ImportError, AttributeError: torch lacks one of the names; a step then makes public calls.
+        ImportError, AttributeError: torch lacks one of the names; the caller then uses public functions of torch.
     """
     dispatch_modes, function_modes, is_profiling = (
         _own.count_dispatch_modes,
@@ -156,7 +164,7 @@ def watching() -> Callable[[], Any]:
     )
     is_transforming, saved, is_anomaly_enabled = _own.is_transforming, _own.top_saved_hooks, torch.is_anomaly_enabled
     compiled: Any = importlib.import_module("torch._dynamo.compiled_autograd")
-    compiled.compiled_autograd_enabled  # noqa: B018  # raises where torch lacks it
+    compiled.compiled_autograd_enabled  # noqa: B018  # raises an AttributeError if torch lacks the name
 
     def is_watched() -> Any:
         return (
@@ -174,26 +182,28 @@ def watching() -> Callable[[], Any]:
 
 # ---- modules ---------------------------------------------------------------------------------------------------------
 
-own_parameters = attrgetter("_parameters")  # of a module, by name; None for one that was registered as None
+own_parameters = attrgetter("_parameters")  # of a module, by name; a parameter that was registered as None is None
 own_buffers = attrgetter("_buffers")
 own_modules = attrgetter("_modules")
-non_persistent_buffers = attrgetter("_non_persistent_buffers_set")  # the names of buffers that no state dict has
-hooks_before_loading = attrgetter("_load_state_dict_pre_hooks")  # they may rename entries of a state dict
+non_persistent_buffers = attrgetter("_non_persistent_buffers_set")  # of a module: names that its state dict lacks
+hooks_before_loading = attrgetter("_load_state_dict_pre_hooks")  # of a module: they may rename entries of a state dict
 compiled_call = attrgetter("_compiled_call_impl")  # of a module; None: it was not compiled in place
-uncompiled_call = attrgetter("_call_impl")  # of a module: the call with its hooks, also if it was compiled
+uncompiled_call = attrgetter("_call_impl")  # of a module: the call with its hooks, never compiled
 PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
 STORES = (PARAMETERS, BUFFERS, "_non_persistent_buffers_set", MODULES)
-"""The attributes in which a module keeps these; torch sets them in ``nn.Module.__init__``."""
+"""The attributes for parameters, buffers and submodules, which ``nn.Module.__init__`` sets."""
 COMPILED_CALL = "_compiled_call_impl"
-"""The attribute of a module that was compiled in place: what its calls run."""
+"""The attribute of a module that was compiled in place with the function that its calls run."""
 WRAPPED = "_orig_mod"
-"""The attribute for the original module in the result of ``torch.compile``; its parameters' names begin with it."""
+"""The attribute of a result of ``torch.compile`` for the original module, and the beginning of its parameters'
+names.
+"""
 APPLY = "_apply"
 """The method through which a module replaces its tensors, as in ``to`` and ``half``."""
 
 
 def apply(module: nn.Module, change: Callable[..., Any], recurse: bool = True) -> None:
-    """Replace each tensor of a module as ``nn.Module.half`` does."""
+    """Replace each tensor of a module by ``change`` of it, in the way in which ``nn.Module.half`` does."""
     getattr(module, APPLY)(change, recurse)
 
 
@@ -211,33 +221,33 @@ def copy_hooks(old: nn.Module, new: nn.Module) -> None:
 
 
 def replica_of(module: nn.Module) -> nn.Module:
-    """Return a copy of a module, without its children, that DataParallel would run on another device."""
+    """Return a copy of a module without its submodules, as DataParallel makes it for another device."""
     copy: nn.Module = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]  # torch has no types for it
     vars(copy).pop(COMPILED_CALL, None)  # a compiled call would run the original module
     return copy
 
 
 def list_weights_of_rnn(module: nn.Module) -> None:
-    """Update the list in which an RNN also keeps its parameters."""
+    """Update an RNN's second list of its parameters, after these were replaced."""
     own = vars(module)
     if "_flat_weights_names" in own:
         own["_flat_weights"] = [getattr(module, name, None) for name in own["_flat_weights_names"]]
 
 
 def check_input(layer: Any, given: Tensor) -> None:
-    """Raise what a batch norm raises for an input whose number of dimensions does not fit."""
+    """Raise the error of a batch norm if the number of dimensions of ``given`` does not fit."""
     layer._check_input_dim(given)
 
 
 def input_check_of_sync_batch_norm() -> dict[str, Any]:
-    """Return the check of ``nn.SyncBatchNorm`` as a member for another class of batch norms."""
+    """Return ``nn.SyncBatchNorm``'s check of its input, as a member for another class of batch norms."""
     return {"_check_input_dim": nn.SyncBatchNorm._check_input_dim}
 
 
 # ---- torch.compile ---------------------------------------------------------------------------------------------------
 
 DYNAMO = "torch._dynamo"
-"""The package of torch that compiles. It is slow to import, so checks look it up in ``sys.modules``."""
+"""The package of torch that compiles. Because it is slow to import, checks only look it up in ``sys.modules``."""
 
 _rules: Any = Later("torch._dynamo.trace_rules")
 _inlining: Any = Later("torch._dynamo.external_utils")
@@ -245,20 +255,20 @@ _frames: Any = Later("torch._C._dynamo.eval_frame")
 
 
 def module_inside(module: Any) -> Any:
-    """Return the module inside of one that ``torch.compile`` has returned; ``None`` for any other object."""
+    """Return the original module if ``module`` is a result of ``torch.compile``; ``None`` for any other object."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return module._orig_mod if dynamo is not None and isinstance(module, dynamo.OptimizedModule) else None
 
 
 def compiled_by(context: Any, module: nn.Module, function: Any) -> Any:
     """Return ``function``, which runs ``module``, compiled by ``context`` as ``module.compile()`` does."""
-    if _rules.check(module.forward):  # torch's own modules, whose frames are not compiled separately
+    if _rules.check(module.forward):  # true for torch's own modules, whose functions torch.compile would otherwise skip
         function = _inlining.wrap_inline(function)
     return context(function)
 
 
 def set_compiled_call(module: nn.Module, call: Any) -> None:
-    """Set what calls of ``module`` run; ``None``: it runs uncompiled."""
+    """Set the function that calls of ``module`` run; ``None``: the uncompiled one."""
     module._compiled_call_impl = call
 
 
@@ -278,37 +288,39 @@ def leave_uncompiled(function: Any) -> None:
 # ---- optimizers, schedulers, scalers ---------------------------------------------------------------------------------
 
 BEFORE_STEP, AFTER_STEP = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
-"""The attributes of an optimizer that hold the hooks around its step."""
+"""The attributes of an optimizer with the hooks that run before and after its step."""
 STEPPED = "_opt_called"
-"""The attribute of an optimizer that a scheduler looks at before it warns that no step was made."""
+"""The attribute of an optimizer that is true after a step; a scheduler warns if it is false."""
 LAST_RATES, SCHEDULERS = "_last_lr", "_schedulers"
-"""Attributes of schedulers, which their states contain: the present rates, and the inner schedulers."""
+"""Attributes of schedulers that are in their state dicts: the present learning rates, and the inner schedulers."""
 WATCHED = "_wrapped_by_lr_sched"
-"""The mark of a function that counts the steps for a scheduler, which otherwise warns."""
+"""The attribute that marks a step function which counts steps for a scheduler; without the mark, the scheduler
+warns.
+"""
 SCALES_ITSELF = "_step_supports_amp_scaling"
-"""The attribute of optimizers whose kernel unscales the gradients, and skips steps itself."""
+"""The attribute of optimizers whose kernel itself unscales the gradients, and skips steps with overflows."""
 UNSCALE = "_unscale_grads_"
 """The method with which a GradScaler unscales the gradients of an optimizer."""
 GROWTH_TRACKER = "_growth_tracker"
-"""In the state of a GradScaler: how many steps the scale has not changed."""
-schedulers_in = _read(SCHEDULERS, ())  # of a SequentialLR or a ChainedScheduler; none for others
+"""The entry in the state of a GradScaler that counts the steps since the scale has changed."""
+schedulers_in = _read(SCHEDULERS, ())  # of a SequentialLR or a ChainedScheduler; () for others
 class_in_shards = _read("_optim_constructor", None)  # of a ZeroRedundancyOptimizer: the class of optimizers
-states_of_scaler = _read("_per_optimizer_states", {})  # since the last update; nothing if the scaler is disabled
+states_of_scaler = _read("_per_optimizer_states", {})  # of a GradScaler: by optimizer; {} if it is disabled
 scale_of = _read("_scale", None)  # of a GradScaler; None before its first loss
 
 
 def mark_as_stepped(optimizer: Any) -> None:
-    """Let torch's schedulers know of a step that was not made by ``optimizer.step``; otherwise they warn."""
+    """Tell torch's schedulers, which would warn otherwise, that a step was made without ``optimizer.step``."""
     vars(optimizer)[STEPPED] = True
 
 
 def expect_no_graph(optimizer: Any) -> None:
-    """Keep an optimizer with ``capturable=True`` from warning of a step that no graph records."""
+    """Keep an optimizer with ``capturable=True`` from warning that no CUDA graph records its step."""
     vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True
 
 
 def update_scale(scaler: Any, overflow: bool) -> None:
-    """Change the scale of a GradScaler after a step, as its own ``update`` does."""
+    """Change the scale of a GradScaler after a step, as ``GradScaler.update`` does."""
     if (scale := scale_of(scaler)) is not None and scaler.is_enabled():
         found = torch.full((), float(overflow), device=scale.device)
         options = scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
@@ -318,18 +330,20 @@ def update_scale(scaler: Any, overflow: bool) -> None:
 # ---- loaders ---------------------------------------------------------------------------------------------------------
 
 ITERATOR, GET_ITERATOR = "_iterator", "_get_iterator"
-"""Of a DataLoader: the iterator with persistent workers, and the method that makes one."""
-kept_iterator = _read(ITERATOR, None)  # None without persistent workers, and for other loaders
-NUMBER_OF_DRAWS = "_num_samples"  # of a RandomSampler; None: as many as its data source has
+"""Members of a DataLoader: the iterator that it keeps with persistent workers, and the method that creates an
+iterator.
+"""
+kept_iterator = _read(ITERATOR, None)  # None without persistent workers, and for loaders of other classes
+NUMBER_OF_DRAWS = "_num_samples"  # of a RandomSampler; None: the number of samples in its data source
 
 
 def keep_iterator(loader: Any, iterator: Any) -> None:
-    """Set the iterator that the next pass of a DataLoader uses; workers of one that is dropped end."""
+    """Set the iterator that the next pass of a DataLoader uses. If this drops another iterator, its workers end."""
     loader._iterator = iterator
 
 
 def end_workers(iterator: Any) -> None:
-    """End the workers of a DataLoader's iterator, also those that hang."""
+    """End the workers of a DataLoader's iterator, even if they hang."""
     iterator._shutdown_workers()
     for worker in iterator._workers:
         worker.kill()  # a hanging worker has not received the request to end
@@ -348,33 +362,39 @@ def methods_of_a_pass() -> tuple[tuple[type, str], ...]:
 _c10d: Any = Later("torch._C._distributed_c10d")
 _ddp: Any = Later("torch.nn.parallel.distributed")
 _dist: Any = Later("torch.distributed")
-names_ignored_by_ddp = _read("_ddp_params_and_buffers_to_ignore", ())  # of a module: names set by the program
-comm_hooks_of = attrgetter("_comm_hooks")  # of a DistributedDataParallel: the list to which it adds them
-sync_buffers = methodcaller("_sync_buffers")  # of a DistributedDataParallel: broadcast rank 0's
-make_static = methodcaller("_set_static_graph")  # of a DistributedDataParallel: the next passes use equal parameters
-FUNCTIONS_OF_DDP = "_ddp_init_helper", "_pre_forward"  # in which it allocates its buckets
+names_ignored_by_ddp = _read("_ddp_params_and_buffers_to_ignore", ())  # of a module: names that DDP skips
+comm_hooks_of = attrgetter("_comm_hooks")  # of a DistributedDataParallel: the list of its communication hooks
+sync_buffers = methodcaller("_sync_buffers")  # of a DistributedDataParallel: broadcast rank 0's buffers
+make_static = methodcaller("_set_static_graph")  # of a DistributedDataParallel: each pass uses equal parameters
+FUNCTIONS_OF_DDP = "_ddp_init_helper", "_pre_forward"  # methods of DDP that allocate its buckets
 
 
 def flight_records() -> list[bytes]:
-    """Return torch's Flight Recorder traces as JSON: one of all collectives, and in a build with NCCL one of NCCL's."""
+    """Return torch's Flight Recorder traces as JSON: one trace of all collectives, and in a build with NCCL one more,
+    of NCCL's collectives.
+    """
     names = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
     return [dump() for name in names if (dump := getattr(_c10d, name, None)) is not None]
 
 
 def rebuild_buckets(model: nn.parallel.DistributedDataParallel) -> None:
-    """Let DDP do what it does before a forward pass: check the last backward pass and order the buckets."""
+    """Let DDP do what it does before a forward pass: check the last backward pass, and order the buckets of
+    gradients.
+    """
     model.reducer._rebuild_buckets()
 
 
 def exchange_after_first_pass(model: Any) -> None:
-    """Let DDP with a static graph exchange all gradients at the end of its first pass, as its own forward pass does."""
+    """Let DDP with a static graph exchange all gradients at the end of its first backward pass, as DDP's own forward
+    pass does.
+    """
     if model.static_graph and not model._static_graph_delay_allreduce_enqueued:
         model._static_graph_delay_allreduce_enqueued = True
         model.reducer._delay_all_reduce()
 
 
 def start_ddp_alone() -> None:
-    """Let DDP, in this process, compare and broadcast nothing when it wraps a model."""
+    """Change DDP in this process so that it compares and broadcasts nothing when it wraps a model."""
     _ddp._verify_param_shape_across_processes = lambda *args, **options: True
     _ddp._sync_module_states = lambda *args, **options: None
     _dist.Reducer._rebuild_buckets = lambda reducer: False
@@ -382,13 +402,13 @@ def start_ddp_alone() -> None:
 
 # ---- FSDP2 -----------------------------------------------------------------------------------------------------------
 
-TRAINING_STATE = "_training_state"  # of a group of parameters: in which part of a step it is
-place_of = attrgetter("_module_info")  # of a sharded parameter: its module, and its name there
-shape_of = attrgetter("_orig_size")  # of a sharded parameter, when it is gathered
-gathered_of = _read("_unsharded_param", None)  # of a sharded parameter; None: it was never gathered
-FSDP_STATE = "_get_fsdp_state"  # a method that a module has from ``fully_shard`` on
+TRAINING_STATE = "_training_state"  # of an FSDP group of parameters: the part of a step in which the group is
+place_of = attrgetter("_module_info")  # of a sharded parameter: its module, and its name in this module
+shape_of = attrgetter("_orig_size")  # of a sharded parameter: its shape when it is gathered
+gathered_of = _read("_unsharded_param", None)  # of a sharded parameter: the gathered one; None if it was never gathered
+FSDP_STATE = "_get_fsdp_state"  # a method that ``fully_shard`` adds to a module
 CLASSES_OF_POLICY, FUNCTION_OF_POLICY = "_module_classes", "_lambda_fn"  # of ModuleWrapPolicy, and of CustomPolicy
-RESHARDING = "_to_sharded", "_to_sharded_post_forward"  # the methods with which a group frees what it has gathered
+RESHARDING = "_to_sharded", "_to_sharded_post_forward"  # the methods with which a group frees gathered parameters
 JOIN_MESHES = "_concatenate"  # a static method of DeviceMesh
 
 
@@ -400,16 +420,16 @@ def fsdp_groups(module: Any) -> list[Any]:
 
 
 def prepare_passes(root: Any) -> None:
-    """Let FSDP do now what it does before its first forward pass."""
+    """Let FSDP do now the preparations that it makes before its first forward pass."""
     root._get_fsdp_state()._lazy_init()
 
 
 def reset_passes(root: Any, gathered: Iterable[Any]) -> None:
-    """Do what ``reset_iter_state`` of newer versions of torch does; torch 2.9 does not have it."""
+    """Reset FSDP after an unfinished pass, as ``reset_iter_state`` in newer versions of torch than 2.9 does."""
     state = root._get_fsdp_state()
-    if state._is_root is None:  # no pass has begun
+    if state._is_root is None:  # None: no pass has begun
         return
-    state._device_handle.synchronize()  # exchanges of the unfinished pass
+    state._device_handle.synchronize()  # wait for exchanges of the unfinished pass
     exchanges, passes, idle = state._comm_ctx, state._state_ctx, type(state._training_state).IDLE
     exchanges.all_gather_state = exchanges.reduce_scatter_state = None
     exchanges.post_forward_order.clear()
@@ -429,18 +449,20 @@ def reset_passes(root: Any, gathered: Iterable[Any]) -> None:
 
 
 def end_backward(root: Any) -> None:
-    """Let FSDP do what it does after a backward pass: reduce the gradients of each group, and shard it again."""
+    """Let FSDP do what it does after a backward pass: reduce each group's gradients, and shard its parameters again."""
     root._get_fsdp_state()._root_post_backward_final_callback()
 
 
 _ring: Any = Later("torch.distributed.tensor.experimental._attention")
 
 
-COMPUTES_SHAPES = "_propagate_tensor_meta_non_cached"  # it runs an operator for the shapes of its results
+COMPUTES_SHAPES = "_propagate_tensor_meta_non_cached"  # the method that runs an operator for the shapes of its results
 
 
 def connect_by_equal_messages(stage: Any) -> None:
-    """Give the first messages between stages of a pipeline one size; those of torch 2.9 differ, and Gloo aborts."""
+    """Give the first messages between stages of a pipeline the same size. In torch 2.9 their sizes differ, and Gloo
+    aborts.
+    """
     ask = stage._get_init_p2p_neighbors_ops
 
     def messages() -> list[Any]:
@@ -471,6 +493,8 @@ _unpickler: Any = Later("torch._weights_only_unpickler")
 
 
 def allowed_in_pickles() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what ``torch.load(weights_only=True)`` accepts, by name: all of it, and what the program has added."""
+    """Return, by name, what ``torch.load(weights_only=True)`` accepts: first all of it, then what the program has
+    added.
+    """
     users: dict[str, Any] = _unpickler._get_user_allowed_globals()
     return {**_unpickler._get_allowed_globals(), **users}, users

@@ -1,7 +1,7 @@
-"""Nested batches: move, detach, batch size, leaves.
+"""Move and detach nested batches, and find their leaves and sizes.
 
-A batch is a tree: its leaves are tensors (or objects with ``.to(device)``), its nodes lists, tuples, named tuples,
-mappings and dataclasses. Every function keeps the types of the containers and returns other leaves unchanged.
+A batch is a tree: its leaves are tensors (or objects with ``.to(device)``), and its nodes are lists, tuples, named
+tuples, mappings and dataclasses. Every function keeps the types of the containers and returns other leaves unchanged.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _NUMBERS = frozenset({int, float, bool, str, type(None)})
 _HOST = torch.device("cpu")
 
 BLOCKING: set[str] = set()
-"""The types of devices to which a copy must be complete before the host continues, because torch does not keep the
-source of a non-blocking copy alive. An Engine adds the type of a device whose accelerator declares that.
+"""Device types for which a copy to the device must be complete before the host continues, because torch does not keep
+the source of a non-blocking copy alive. An Engine adds its device's type if the accelerator declares this.
 """
 
 
@@ -36,7 +36,7 @@ class Movable(Protocol):
 
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     """Return ``tree`` with ``fn`` applied to every leaf; containers are rebuilt with their own types."""
-    if isinstance(tree, Tensor) or hasattr(tree, "to"):  # a PackedSequence is a tuple with its own ``to``
+    if isinstance(tree, Tensor) or hasattr(tree, "to"):  # hasattr: a PackedSequence is a tuple, but has a ``to`` method
         return fn(tree)
     if isinstance(tree, (list, tuple)):
         return like_list(tree, [map_leaves(fn, item) for item in tree])
@@ -49,36 +49,36 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def like_list(like: Any, items: list[Any]) -> Any:
-    """Return a list, tuple or named tuple of the type of ``like`` with other items."""
+    """Return a list, tuple or named tuple of the type of ``like`` that contains ``items``."""
     if type(like) is list:
         return items
     return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
 
 
 def like_mapping(like: Any, values: dict[Any, Any]) -> Any:
-    """Return a mapping of the type of ``like`` with other values."""
+    """Return a mapping of the type of ``like`` that contains ``values``."""
     if type(like) is dict:
         return values
-    rebuilt = copy.copy(like)  # keeps a default factory, an order and other state of a mapping's subclass
-    for key, value in values.items():  # transformers' ModelOutput does not support update()
+    rebuilt = copy.copy(like)  # copy() keeps a default factory, an order and other state of a mapping
+    for key, value in values.items():  # not update(), which transformers' ModelOutput does not support
         rebuilt[key] = value
     return rebuilt
 
 
 def like_dataclass(like: Any, values: Mapping[str, Any]) -> Any:
-    """Return a copy of the dataclass ``like`` with other values."""
+    """Return a copy of the dataclass ``like`` whose fields have ``values``."""
     rebuilt = copy.copy(like)
     for name, value in values.items():
-        object.__setattr__(rebuilt, name, value)  # works for frozen dataclasses too
+        object.__setattr__(rebuilt, name, value)  # also works for frozen dataclasses
     return rebuilt
 
 
 def move(batch: Any, device: torch.device) -> Any:
     """Return ``batch`` with every leaf on ``device``.
 
-    Tensors are copied to a device without blocking the host: on a device with streams the copy is ordered before the
-    step's later operations. A copy to the host, or to a device of a type in :data:`BLOCKING`, is complete when this
-    function returns: nothing would order it before the host's next read or write. A leaf that is already there is
+    Tensors are copied to a device without blocking the host: on a device with streams, the copy ends before the step's
+    later operations begin. A copy to the host, or to a device of a type in :data:`BLOCKING`, is complete when this
+    function returns, because otherwise the host could read or write too early. A leaf that is already on ``device`` is
     returned unchanged. A flat list or tuple of tensors, the usual batch, is handled without recursion.
     """
     kind = type(batch)
@@ -87,8 +87,8 @@ def move(batch: Any, device: torch.device) -> Any:
             if not (isinstance(item, Tensor) and item.device == device):
                 break
         else:
-            return batch  # nothing was moved: return the same object, as in a hand-written loop
-    target = torch.device(device)  # a program may pass a name
+            return batch  # nothing was moved, so return the same object, as in a hand-written loop
+    target = torch.device(device)  # ``device`` may be a name
     non_blocking = target != _HOST and target.type not in BLOCKING
     return map_leaves(lambda leaf: _move_leaf(leaf, device, non_blocking), batch)
 
@@ -103,16 +103,16 @@ def _move_leaf(leaf: Any, device: torch.device, non_blocking: bool) -> Any:
 
 
 def was_there(batch: Any, moved: Any) -> bool:
-    """Return whether ``batch`` was already on the device when :func:`move` returned ``moved`` for it.
+    """Return whether ``batch`` was already on the device before ``moved = move(batch, device)``.
 
-    Comparing identities is not enough: an object that moves itself in place is also the same object afterwards.
+    If both are the same object, it may have moved itself in place; so this is true only for lists, tuples and tensors.
     """
     kind = type(batch)
     return moved is batch and (kind is list or kind is tuple or isinstance(batch, Tensor))
 
 
 def dtensor() -> Any:
-    """Return torch's class ``DTensor``, for tensors spread over processes; ``()`` if it was not imported."""
+    """Return torch's class ``DTensor``, for tensors spread over processes; ``()`` if the class was not imported."""
     return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
 
 
@@ -124,8 +124,7 @@ def is_dtensor(value: Any) -> bool:
 def first_dtensor(tree: Any) -> str | None:
     """Return the path of a DTensor in lists, tuples and mappings, as in :func:`leaves`; ``None`` if there is none.
 
-    A checkpoint contains thousands of numbers, most of them in random states, so they are handled without a call for
-    each.
+    A checkpoint's random states contain thousands of numbers, so numbers are handled without a call for each.
     """
     if not (sharded := dtensor()):
         return None
@@ -151,14 +150,14 @@ def cloned(tree: Any) -> Any:
 
 
 def detach(tree: Any) -> Any:
-    """Return ``tree`` with every tensor detached, so that keeping it keeps no activations alive."""
+    """Return ``tree`` with every tensor detached, so that the result keeps no activations alive."""
     return map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def batch_sizes(tree: Any, iterated: bool = False) -> Iterator[int]:
     """Yield the first dimension of each tensor in ``tree``, in order; 1 for a tensor without dimensions.
 
-    With ``iterated``, the parts of any iterable object are its items, even if it is a dataclass.
+    With ``iterated``, the parts of every iterable object are its items, even if the object is a dataclass.
     """
     parts: Iterable[Any] = ()
     if isinstance(tree, Tensor):

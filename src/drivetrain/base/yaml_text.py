@@ -1,4 +1,4 @@
-"""Plain values as YAML in block style, without a YAML library."""
+"""Write plain values as YAML in block style, without a YAML library."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-# Strings that a reader of any YAML version reads as strings.
+# Matches text that readers of every YAML version read as a string without quotes.
 _PLAIN = re.compile(r"[A-Za-z_/](?:[\w./@%+=~-]|:(?=[^\s]))*(?: (?!#)(?:[\w./@%+=~-]|:(?=[^\s]))+)*")
 _WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
-# Characters that a YAML stream must escape; lone surrogates cannot be encoded either.
+# Characters that must be escaped in YAML, and lone surrogates, which cannot be encoded.
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 _KEYS = (str, int, float, bool, type(None))
-# largest number of characters in a key; YAML readers reject a key of more than 1024 bytes unless it is marked as a key
+# largest number of characters in a key without the mark "?"; YAML readers reject such keys of more than 1024 bytes
 _LONGEST_KEY = 120
 
 
@@ -42,7 +42,7 @@ def scalar(value: Any) -> str:
     """Return one number, string, boolean or ``None`` as YAML; any other value as its ``str``."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    # a boolean of numpy is no number
+    # numpy's booleans, which are no numbers
     if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
         return json.dumps(bool(value))
     if isinstance(value, numbers.Integral):
@@ -59,7 +59,7 @@ def scalar(value: Any) -> str:
 def _whole(number: int) -> str:
     try:
         return str(number)
-    except ValueError:  # Python refuses to write an integer with more digits than this
+    except ValueError:  # Python refuses to write an integer with so many digits
         return hex(number)
 
 
@@ -99,7 +99,7 @@ def _collection(value: Any, inside: tuple[int, ...]) -> list[str] | None:
         return None
     if not value:
         return ["{}" if isinstance(value, Mapping) else "[]"]
-    if id(value) in inside or len(inside) > 50:  # it contains itself
+    if id(value) in inside or len(inside) > 50:  # the value contains itself, or is nested too deeply
         return ['"..."']
     inside = (*inside, id(value))
     return _mapping(value, inside) if isinstance(value, Mapping) else _sequence(value, inside)

@@ -1,4 +1,4 @@
-"""Copies of a checkpoint's tensors in memory that two processes share."""
+"""Memory that two processes share, and the copies of a checkpoint's tensors in it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from drivetrain.base.packages import fcntl, psutil
 from drivetrain.checkpoints.unread import HOST
 from drivetrain.checkpoints.writer_process import ALIGNMENT, CONTROL
 
-_PLAIN = frozenset({type(None), bool, int, float, str, bytes})  # a checkpoint has thousands of numbers in random states
-_MARGIN = 1.05  # a copy needs more memory than its tensors: for its pickled structure, and for the allocator
+# handled without a call each: a checkpoint's random states have thousands of numbers
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+# factor for the memory that a copy needs beside its tensors: for its pickled structure, and for the allocator
+_MARGIN = 1.05
 
 
 class NoRoomError(Exception):
@@ -29,52 +31,53 @@ class NoRoomError(Exception):
 
 
 class Arena:
-    """Memory for the copies of one checkpoint, reused by the next one.
+    """Memory for the copies of one checkpoint; the next checkpoint reuses the memory.
 
-    It is one unnamed file in memory, which another process can map too, so it needs one descriptor for any number of
-    tensors. It grows to the size of the largest checkpoint. Copies in it are not overwritten until :meth:`clear` is
-    called.
+    The memory is one unnamed file, which another process can map. So one descriptor suffices for any number of tensors.
+    The file grows to the size of the largest checkpoint. The copies stay until :meth:`clear` is called.
 
     Attributes:
         descriptor: the open file.
-        size: its size in bytes.
+        size: the file's size in bytes.
     """
 
     def __init__(self) -> None:
         self.descriptor = _new_memory()
         self.size, self._used = 0, CONTROL
         self._map: Any = None
-        self._mapped: list[tuple[int, int]] = []  # address and size of each map that tensors may still use
-        # tensors over the memory, kept because the next checkpoint has the same: those of this one, and the one before
+        # the address and the size of each map of the file that tensors may still use
+        self._mapped: list[tuple[int, int]] = []
+        # Tensors whose storage is this memory: those of this checkpoint, and those of the checkpoint before. They are
+        # kept because most checkpoints have the same tensors.
         self._views: dict[Any, Tensor] = {}
         self._views_before: dict[Any, Tensor] = {}
         self._unpin: Callable[[], object] | None = None
-        self._unfilled: list[tuple[Tensor, Tensor]] = []  # a copy, and the tensor that it is made of
-        self._copying: list[torch.Event] = []  # happen when devices have copied
+        self._unfilled: list[tuple[Tensor, Tensor]] = []  # pairs: a copy, and the tensor whose values it gets
+        self._copying: list[torch.Event] = []  # each event happens when a device has made its copies
         self._grow(CONTROL)
 
     def close(self) -> None:
-        """Free the memory, once no tensor uses it."""
+        """Free the memory. Call this when no tensor uses the memory."""
         self._forget_views()
         self._end_pin()
         self._map, self._mapped = None, []
         os.close(self.descriptor)
 
     def clear(self) -> None:
-        """Use the memory again from its start; the caller no longer needs the copies in it."""
+        """Let the next copies overwrite the present ones from the start of the memory."""
         self._used = CONTROL
         self._views_before, self._views = self._views, {}
         del self._mapped[:-1]
 
     def hurry(self, now: bool) -> None:
-        """Set whether this process waits for the writing process, which otherwise leaves the processors to training."""
+        """Set whether this process waits for the writing process, which works without pauses only then."""
         if self._map is not None:
             self._map[0] = now
 
     def hold(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return a tensor in this memory for each tensor, see :func:`copied`; :meth:`fill` copies the values.
+        """Return a tensor in this memory for each of ``tensors``; :meth:`fill` copies the values. See :func:`copied`.
 
-        If this memory is locked for the device, the device copies the values at this point of its stream.
+        If this memory is page-locked for a device, that device copies the values at this point of its stream.
 
         Raises:
             NoRoomError: the host has too little memory.
@@ -93,10 +96,10 @@ class Arena:
         return copies
 
     def fill(self) -> None:
-        """Copy the values of the tensors passed to :meth:`hold`; other threads can run Python meanwhile.
+        """Copy the values of the tensors passed to :meth:`hold`; during the copying, other threads can run Python.
 
-        When it returns, devices may still be copying, before any later operation of theirs; :meth:`wait` waits for
-        them.
+        When this call returns, devices may still be copying, but they finish before they run later operations.
+        :meth:`wait` waits for them.
         """
         unfilled, self._unfilled = self._unfilled, []
         devices = {tensor.device for _, tensor in unfilled} - {HOST}
@@ -105,7 +108,7 @@ class Arena:
         self._copy(unfilled)
 
     def wait(self) -> None:
-        """Wait until devices have copied, from any thread."""
+        """Wait until the devices have made their copies. Any thread may call this."""
         for event in self._copying:
             event.synchronize()
         self._copying = []
@@ -122,7 +125,7 @@ class Arena:
             event.record(torch.accelerator.current_stream(device))
 
     def place_of(self, storage: torch.UntypedStorage) -> int | None:
-        """Return where ``storage`` begins in this memory; ``None`` if it is elsewhere."""
+        """Return the offset of ``storage`` in this memory; ``None`` if the storage is elsewhere."""
         address = storage.data_ptr()
         return next((address - begin for begin, size in self._mapped if begin <= address < begin + size), None)
 
@@ -135,8 +138,8 @@ class Arena:
             )
         try:
             os.ftruncate(self.descriptor, size)
-            grown = mmap.mmap(self.descriptor, size)  # an earlier map lives as long as the tensors of this save need it
-        except OSError as error:  # such as a limit of the size of files, which counts for this one too
+            grown = mmap.mmap(self.descriptor, size)  # earlier maps live while tensors use them
+        except OSError as error:  # such as a limit on file sizes, which applies to files in memory too
             raise NoRoomError(f"memory for a copy of it, {size} bytes, cannot be had: {error}") from error
         self._forget_views()
         self._end_pin()
@@ -168,22 +171,25 @@ class Arena:
 
 
 def _pin(device: torch.device, address: int, size: int) -> Callable[[], object] | None:
-    """Lock host memory in place, so that ``device`` copies into it directly: four times as fast.
+    """Page-lock host memory, so that ``device`` copies into it directly, which is four times as fast.
 
-    Returns: the call that ends this; ``None`` where torch has none for this kind of device, or the system refuses.
+    Returns: a function that unlocks the memory; ``None`` if torch cannot lock memory for this kind of device, or the
+    system refuses.
     """
-    runtime = getattr(getattr(torch, device.type, None), "cudart", None)  # torch's name under ROCm too
+    runtime = getattr(getattr(torch, device.type, None), "cudart", None)  # under ROCm, torch uses the name cudart too
     if runtime is None:
         return None
     if (calls := runtime()).cudaHostRegister(address, size, 0) != calls.cudaError.success:
         with contextlib.suppress(RuntimeError):
-            torch.ones((), device=device)  # torch reports the error at the next kernel
+            torch.ones((), device=device)  # torch raises the error at the next kernel: here, and not in training
         return None
     return lambda: calls.cudaHostUnregister(address)
 
 
 def _new_memory() -> int:
-    """Return the descriptor of a new file in memory: above 2, because the other process has standard streams too."""
+    """Return the descriptor of a new file in memory. It is above 2, because in the other process 0 to 2 are the
+    standard streams.
+    """
     with contextlib.ExitStack() as stack:
         if hasattr(os, "memfd_create"):
             stack.callback(os.close, descriptor := os.memfd_create("drivetrain-checkpoint"))
@@ -199,7 +205,7 @@ def copied(tree: Any, hold: Callable[[Sequence[Tensor]], list[Tensor]]) -> Any:
     A tensor that occurs several times, such as a tied weight, is copied once.
 
     Args:
-        tree: dictionaries, lists and tuples. Tensors of subclasses, and those without dense storage, count as other
+        tree: dictionaries, lists and tuples. Tensors of subclasses and tensors without dense storage count as other
             values.
         hold: :meth:`Arena.hold`, or :func:`fresh`.
     """
@@ -235,7 +241,7 @@ def _like(tensor: Tensor, made: Tensor) -> Tensor:
 
 
 def _copied_other(value: Any) -> Any:
-    if type(value) is Tensor and value.layout is not torch.strided:  # deepcopy refuses most of these
+    if type(value) is Tensor and value.layout is not torch.strided:  # deepcopy refuses most of these layouts
         return value.detach().clone().requires_grad_(value.requires_grad)
     return copy.deepcopy(value)
 
@@ -259,7 +265,8 @@ def _map_tensors(
             for key, each in value.items()
         )
         if kind is OrderedDict:
-            vars(rebuilt).update(other(vars(value)))  # a state_dict keeps the versions of its modules there
+            # a state_dict has the versions of its modules in the attribute _metadata
+            vars(rebuilt).update(other(vars(value)))
         return rebuilt
     if kind in (list, tuple):
         return kind(
@@ -271,7 +278,7 @@ def _map_tensors(
 def available_memory() -> int:
     """Return how many bytes of host memory this process can still use.
 
-    The limit of a container (cgroup) counts, where there is one.
+    If the process is in a container (cgroup) with a memory limit, that limit counts.
     """
     found = [psutil.virtual_memory().available]
     for folder, most, used in (
@@ -285,7 +292,7 @@ def available_memory() -> int:
 
 
 def _cache_of(folder: Path) -> int:
-    """Return the bytes of cached files, which count as used although the system frees them when memory is needed."""
+    """Return the bytes of cached files: the cgroup counts them as used, although the system frees them when needed."""
     with contextlib.suppress(OSError, ValueError):
         entries = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         return int(entries.get("inactive_file", 0)) + int(entries.get("active_file", 0))

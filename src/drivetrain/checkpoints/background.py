@@ -1,4 +1,4 @@
-"""A checkpoint store that writes while training continues, through any other store."""
+"""A checkpoint store that writes through another store while training continues."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ _LONG_S = 60.0  # after which a log line says what the process waits for
 
 
 class Later:
-    """An entry of a checkpoint that is only known when the checkpoint is written, such as the checksums of other files.
+    """An entry of a checkpoint whose value is known only while the checkpoint is written, such as the checksums of
+    files.
 
     Args:
-        value: returns the entry; it is called in the thread of :class:`AsyncCheckpointIO`, once.
+        value: returns the entry. The thread of :class:`AsyncCheckpointIO` calls this function once.
     """
 
     def __init__(self, value: Callable[[], Any]) -> None:
@@ -43,15 +44,15 @@ class Later:
 class AsyncCheckpointIO(CheckpointIO):
     """Writes checkpoints one after the other while training continues.
 
-    :meth:`save_checkpoint` returns when the checkpoint's tensors are copied to host memory, or when a GPU has been
-    told to copy them before anything else. The host must have room for two copies; if it has not, the save waits
-    until the checkpoint is written, and logs that. A separate process writes local files. It starts when a fit starts
-    or an Engine sets up a model, and gets only the processor time that training leaves. A thread writes to addresses
-    and through other stores. A ModelCheckpoint ranks and removes files when they are written, and the end of a run
-    waits for them. If a write fails, the next save or the end of the run raises its error.
+    :meth:`save_checkpoint` returns when the checkpoint's tensors are copied to host memory, or when these copies are
+    queued on a GPU before its next operation. If the host has too little memory for a copy, the save waits until the
+    checkpoint is written, and logs that. A separate process writes local files. The process starts when a fit starts or
+    an Engine sets up a model, and uses only the processor time that training leaves. A thread writes to addresses, and
+    through other stores. A ModelCheckpoint compares and removes files after they are written. The end of a run waits
+    for all writes. If a write fails, the next save or the end of the run raises the error.
 
     Args:
-        checkpoint_io: the store that writes and reads; ``None``: files, as by default.
+        checkpoint_io: the store that writes and reads; ``None``: :class:`TorchCheckpointIO`.
 
     Raises:
         ConfigurationError: ``checkpoint_io`` is not a CheckpointIO.
@@ -71,14 +72,14 @@ class AsyncCheckpointIO(CheckpointIO):
         self._thread: ThreadPoolExecutor | None = None
         self._arena: Arena | None = None
         self._writer: Writer | None = None
-        self._has_process = True  # False: it could not be started
-        # path -> a write that is running, or whose error was not raised yet
+        self._has_process = True  # False: the process could not be started
+        # by path: each write that is running, or whose error has not been raised yet
         self._writes: dict[str, Future[Any]] = {}
         self._running: list[Future[Any]] = []  # the writes of the last save
-        self._copies: Future[None] = Future()  # done when the copies of the last save are made, or devices are at it
+        self._copies: Future[None] = Future()  # done when the copies of the last save are made, or queued on devices
         self._copies.set_result(None)
         self._saving = 0  # how many contexts of one_save() are open
-        self._in_place = False  # whether the running save has no copy, see hold()
+        self._in_place = False  # whether the running save writes the original tensors, not a copy: see hold()
         self._is_new = False  # whether the running save must not replace a file
 
     def __getstate__(self) -> dict[str, Any]:
@@ -91,7 +92,7 @@ class AsyncCheckpointIO(CheckpointIO):
     # ---- saving --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the writing process before training; if that fails, log the reason, and a thread writes."""
+        """Start the writing process. If that fails, log the reason; then a thread writes the files."""
         if self._writer is not None or os.name != "posix" or not file.writes_files(self.checkpoint_io):
             return
         self._arena = self._arena or Arena()
@@ -113,8 +114,8 @@ class AsyncCheckpointIO(CheckpointIO):
 
     @contextlib.contextmanager
     def alone_in(self, folder: str | Path) -> Iterator[None]:
-        """Context for choosing file names in ``folder`` and beginning to write them. Other runs choose names only after
-        these files are written, so no run replaces the file of another.
+        """Context in which this run chooses file names in ``folder`` and begins to write the files. Other runs choose
+        names only after these files are written, so no run replaces another run's file.
         """
         self._settle()
         with contextlib.suppress(OSError):  # the save raises it
@@ -131,7 +132,7 @@ class AsyncCheckpointIO(CheckpointIO):
 
     @contextlib.contextmanager
     def new_files(self) -> Iterator[list[str]]:
-        """Context in which no file is replaced. If another run has put one there meanwhile, the save fails."""
+        """Context in which no file is replaced. If another run has written a file to the path, the save fails."""
         self._is_new = True
         try:
             yield []
@@ -140,12 +141,13 @@ class AsyncCheckpointIO(CheckpointIO):
 
     @contextlib.contextmanager
     def one_save(self) -> Iterator[None]:
-        """Context of a save, in which :meth:`hold` and :meth:`begin` may be called several times, for its files.
+        """Context of one save. In it, :meth:`hold` and :meth:`begin` may be called several times, for several files.
 
-        It first waits until the files of the previous save are written, because it overwrites their copies.
+        The context first waits until the files of the previous save are written, because this save overwrites the
+        copies of their tensors.
 
         Raises:
-            CheckpointError: a file of the save before could not be written.
+            CheckpointError: a file of the previous save could not be written.
         """
         if not self._saving:
             self._settle()
@@ -169,8 +171,8 @@ class AsyncCheckpointIO(CheckpointIO):
                     self._settle()
 
     def _fill(self) -> None:
-        """Make the copies, last of all: meanwhile the thread pickles the structure, so later steps need not wait for
-        it.
+        """Copy the tensors' values at the end of the save: the thread pickles the structure during this time, so later
+        steps need not wait for the thread.
         """
         try:
             if self._arena is not None:
@@ -186,19 +188,19 @@ class AsyncCheckpointIO(CheckpointIO):
             self._arena.wait()
 
     def _settle(self) -> None:
-        """Wait for the writes of the last save, whether they fail or not."""
+        """Wait until the writes of the last save have ended or failed."""
         if self._arena is not None:
             self._arena.hurry(True)
         _finish(self._running)
 
     def hold(self, tree: Any, path: str | Path) -> Any:
-        """Return a copy of ``tree`` for :meth:`begin`; the caller is in a context of :meth:`one_save`. Changes of
-        ``tree`` after that context do not reach the copy, even if devices are still copying.
+        """Return a copy of ``tree`` for :meth:`begin`; the caller is in a context of :meth:`one_save`. The copy does
+        not contain changes that are made to ``tree`` after that context, even if devices are still copying.
 
-        If the host has no room for a copy, or an object cannot be copied, the result is ``tree`` itself, the context
-        waits for the write, and a log line gives the reason.
+        If the host has no room for a copy, or an object cannot be copied, the result is ``tree`` itself, that context
+        ends only when the files are written, and a log line gives the reason.
         """
-        hold = fresh  # another store may keep the tensors, so each save needs memory of its own
+        hold = fresh  # a store of another class may keep the tensors, so each save needs memory of its own
         if self._is_for_process(path):
             self.start()
             assert self._arena is not None  # made by start()
@@ -215,7 +217,9 @@ class AsyncCheckpointIO(CheckpointIO):
         return os.name == "posix" and file.writes_files(self.checkpoint_io) and not files.is_remote(path)
 
     def begin(self, path: str | Path, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Call ``function`` in the thread, after earlier calls; until it returns, ``path`` is not durable."""
+        """Call ``function`` in the writing thread, after earlier calls. ``path`` is durable when ``function`` has
+        returned.
+        """
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drivetrain-checkpoints")
         self._writes[str(path)] = future = self._thread.submit(function, *args)
@@ -223,18 +227,21 @@ class AsyncCheckpointIO(CheckpointIO):
         return future
 
     def written(self, path: str | Path) -> Future[Any]:
-        """Return the write of ``path`` that has begun; its error is raised to the caller, not by :meth:`wait`."""
-        if (write := self._writes.pop(str(path), None)) is None:  # a strategy has written it by itself
+        """Return the running write of ``path``. From now on, :meth:`wait` does not raise its error: the caller does."""
+        if (write := self._writes.pop(str(path), None)) is None:  # a strategy has written the file without this store
             write = Future()
             write.set_result(None)
         return write
 
     def after(self, source: str | Path, path: str | Path, function: Callable[..., Any], *args: Any) -> None:
-        """Call ``function``, which makes ``path`` from ``source``, when ``source`` is written; not if that fails."""
+        """Call ``function``, which makes ``path`` from ``source``, when ``source`` is written. If that write fails,
+        ``function`` is not called.
+        """
         written = self._writes[str(source)]
 
         def when_written() -> None:
-            written.result()  # raises the exception of a failed write; the thread has already run it
+            # does not wait: the thread has already run the write; raises the exception of a failed write
+            written.result()
             if function(*args) is False:
                 raise _taken(path)
 
@@ -243,7 +250,7 @@ class AsyncCheckpointIO(CheckpointIO):
     def _write(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any, is_new: bool
     ) -> dict[str, Any] | None:
-        """Write a file; return its ``size`` and ``crc32`` if the process has written it."""
+        """Write a file. If the writing process has written the file, return its ``size`` and ``crc32``."""
         with self.checkpoint_io.new_files() if is_new else contextlib.nullcontext() as refused:
             receipt = self._write_file(checkpoint, path, storage_options)
         if refused:
@@ -264,10 +271,11 @@ class AsyncCheckpointIO(CheckpointIO):
         return None
 
     def write_records(self, path: Path, records: list[tuple[str, Any]], **options: Any) -> dict[str, Any] | None:
-        """Write a file in the writing process, if that works: see :meth:`Writer.write`. Called through :meth:`begin`.
+        """Let the writing process write a file, see :meth:`Writer.write`. Call this method only through :meth:`begin`.
 
         Returns:
-            The answer of the process; ``None``: the caller must write the file itself.
+            The answer of the process. ``None``: there is no such process, or it failed, so the caller must write the
+            file.
         """
         self._wait_for_copies()
         if self._writer is None or self._in_place:
@@ -282,7 +290,7 @@ class AsyncCheckpointIO(CheckpointIO):
             )
             if options.get("new") and _has_written(path, records):
                 files.sync_directory(path.parent)
-                return {}  # the caller can measure the file
+                return {}  # without size and checksum: the caller can compute them from the file
             return None
 
     # ---- as the store behind it --------------------------------------------------------------------------------
@@ -305,8 +313,8 @@ class AsyncCheckpointIO(CheckpointIO):
         self.checkpoint_io.remove_checkpoint(path)
 
     def copy(self, source: str | Path, path: str | Path, link: bool = False, replaces: bool = True) -> bool:
-        """Copy or link ``source``; if ``source`` is still being written, the thread does it afterwards, and this call
-        does not wait.
+        """Copy or link ``source``. If ``source`` is still being written, this call does not wait: the thread makes the
+        copy or link afterwards.
         """
         if self.is_durable(source):
             return self.checkpoint_io.copy(source, path, link, replaces)
@@ -352,7 +360,7 @@ class AsyncCheckpointIO(CheckpointIO):
 
 
 def _finish(writes: Iterable[Future[Any]]) -> None:
-    """Wait for the end of ``writes``; if that takes long, log how to end without them."""
+    """Wait for the end of ``writes``; if that takes long, log how to end this process without them."""
     if futures.wait(writes, _LONG_S).not_done:
         any_rank_info(
             f"This process has waited {_LONG_S:g} s for the disk to write checkpoints, and continues to wait. To end "
@@ -362,9 +370,10 @@ def _finish(writes: Iterable[Future[Any]]) -> None:
 
 
 def _has_written(path: Path, records: Iterable[tuple[str, Any]]) -> bool:
-    """Whether the process renamed the file before it ended: its structure, which contains random states, is equal.
+    """Whether the writing process has completed the file before it failed: then the file's pickled structure, which
+    random states make unique, is equal.
 
-    Such a file is complete; without this check it would count as another run's.
+    Without this check, the complete file would count as another run's.
     """
     with contextlib.suppress(OSError, KeyError, zipfile.BadZipFile), zipfile.ZipFile(path) as found:
         return all(found.read(name) == content for name, content in records if isinstance(content, bytes))

@@ -27,7 +27,7 @@ def write(value: Any, stream: IO[bytes], protocol: int = 2) -> None:
     Args:
         value: any picklable value.
         stream: a file object open for writing.
-        protocol: the pickle protocol. torch's restricted reader accepts 2.
+        protocol: the pickle protocol; torch's restricted reader accepts only 2.
 
     Raises:
         RuntimeError, OSError: the stream cannot be written.
@@ -39,7 +39,7 @@ def write(value: Any, stream: IO[bytes], protocol: int = 2) -> None:
 class _Pickler(pickle.Pickler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._types: dict[int, torch.dtype] = {}  # the dtype of the storage at each address
+        self._types: dict[int, torch.dtype] = {}  # by address of a storage: the dtype of its first view
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not torch.Tensor:
@@ -60,9 +60,8 @@ _PICKLE = types.SimpleNamespace(__name__=__name__, Pickler=_Pickler)
 
 
 def write_unread(value: Any, stream: IO[bytes]) -> None:
-    """Write ``value`` as :func:`write` does, and read each :class:`UnreadTensor` in it only when it is written.
-
-    So only one of them is in memory at a time. ``torch.save`` would read all of them first.
+    """Write ``value`` as :func:`write` does, but read each :class:`UnreadTensor` in ``value`` just before it is
+    written. So only one of these tensors is in memory at a time. ``torch.save`` would first read all of them.
 
     Raises:
         CheckpointError: an unread tensor's file is missing or damaged.
@@ -89,7 +88,7 @@ _NEVER = frozenset({int, float, bool, str, tuple, list, dict, type(None)})  # ty
 
 
 class _Pending:
-    """A storage, or an unread tensor, and a storage of the same dtype."""
+    """The source of a record, a storage or an unread tensor; and a typed storage of the same dtype."""
 
     def __init__(self, source: Any, kind: Any) -> None:
         self.source, self.kind = source, kind
@@ -98,15 +97,15 @@ class _Pending:
 class _UnreadPickler(_Pickler):
     """Pickles tensors, and lists their ``sources``: storages and unread tensors, in the order of their records.
 
-    Plain tensors are reduced here, in a third of the time that torch's method takes. Training waits for that time,
-    because only one thread runs Python.
+    This class reduces plain tensors in a third of the time that torch's method takes. Training waits meanwhile, because
+    only one thread at a time runs Python.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sources: list[Any] = []
         self._keys: dict[int, str] = {}
-        self._forms: dict[torch.dtype, Any] = {}  # for each dtype, what torch's method returns
+        self._forms: dict[torch.dtype, Any] = {}  # by dtype: what torch's method returns for a tensor of it
 
     def reducer_override(self, obj: Any) -> Any:
         source = obj

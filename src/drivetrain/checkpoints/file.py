@@ -1,4 +1,4 @@
-"""A checkpoint as one local file, written atomically and durably, with checksums."""
+"""Write and read a checkpoint as one file, atomically and durably, with checksums."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ EMPTY_PATH = (
     "The path is empty. If it is the best_model_path of a ModelCheckpoint, that callback has saved nothing yet. Pass "
     "the path of a file."
 )
-"""What to do about an empty path, for messages."""
+"""The part of a message that says what to do about an empty path."""
 
-# Collects paths while no file may be replaced. Each thread has its own list: a subclass that writes in another thread
-# could not report in time.
+# In a context of new_files, where no file may be replaced: the paths that were not written because a file existed. Each
+# thread has its own list.
 _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
 
 
@@ -60,14 +60,14 @@ class TorchCheckpointIO(CheckpointIO):
     """A file that ``torch.load(path, weights_only=True)`` reads, at a local path or at an address such as ``s3://...``.
 
     The file is written under a temporary name beside the target, fsynced, renamed to the target, and the directory is
-    fsynced: a reader sees the old file or the new one, never a part. For an address, the file is written on this
-    machine and then uploaded as one object: see :mod:`drivetrain.base.remote`. On load the CRC-32 of each record in the
-    zip container is checked, because torch silently accepts flipped bits.
+    fsynced. So a reader sees the complete old file or the complete new file. For an address, the file is written on
+    this machine and then uploaded as one object: see :mod:`drivetrain.base.remote`. On load the CRC-32 of each record
+    in the zip container is checked, because torch silently accepts flipped bits.
 
-    By default, only plain data is read. Other objects in a checkpoint of another trainer are left out with a warning.
-    torch's older format, which has no checksums, is read too. With ``weights_only=False`` all objects are unpickled,
-    and a file can contain code that runs then. Use it only for your own files. ``parity.current().pickle`` makes False
-    the default for files with other data.
+    By default, only plain data is read. If another trainer wrote the checkpoint, other objects are left out with a
+    warning. Files in torch's format from before 1.6 are read, too; they have no checksums. With ``weights_only=False``,
+    all objects are unpickled. A file can contain code that unpickling runs, so use this only for your own files. If
+    ``parity.current().pickle`` is true, False is the default for files with objects that are not plain data.
     """
 
     @classmethod
@@ -110,7 +110,8 @@ class TorchCheckpointIO(CheckpointIO):
         """Return the checkpoint at ``path``, which may also be an open binary file.
 
         Raises:
-            CheckpointError: the file does not exist, is damaged, or contains objects that may not be read.
+            CheckpointError: the file does not exist, is damaged, or contains objects that only ``weights_only=False``
+                reads.
             ConfigurationError: ``path`` is an open file that cannot be read as bytes.
         """
         if not files.is_remote(path):
@@ -219,11 +220,11 @@ class TorchCheckpointIO(CheckpointIO):
 def save(
     checkpoint: Mapping[str, Any], path: str | Path, write: Callable[[dict[str, Any], Path | str, bool], R]
 ) -> R | None:
-    """Write ``checkpoint`` to the file ``path``: call ``write`` with its content, the file or address, and whether that
-    must be new. Return the result of ``write``.
+    """Write ``checkpoint`` to ``path``: call ``write`` with the checkpoint's content, the file or address, and whether
+    an existing file must stay. Return the result of ``write``.
 
     Raises:
-        CheckpointError: the file could not be written; the previous one is complete.
+        CheckpointError: the file could not be written; the previous file at ``path`` is complete.
         ConfigurationError: ``path`` cannot be a file name.
     """
     target, refused = _target(path), _refused.get()
@@ -246,7 +247,8 @@ def save(
     except (OSError, RuntimeError) as error:
         number, why = getattr(error, "errno", None) or 0, getattr(error, "strerror", None) or str(error)
         cure = cure_of(number)
-        if files.is_remote(target):  # an address: first written to the temporary folder
+        # a file for an address is first written to the temporary folder, whose disk may be full
+        if files.is_remote(target):
             cure = "Check the address, the credentials and the connection."
             if number == errno.ENOSPC:
                 cure = "Free some space, or set the variable TMPDIR to a folder with more."
@@ -255,7 +257,7 @@ def save(
 
 
 def cure_of(number: int | None) -> str:
-    """Return what to do about an error of the local file system, by its errno."""
+    """Return the part of a message that says what to do about an error of the local file system with this errno."""
     return _CURES.get(number or 0, "Free some space or choose another default_root_dir.")
 
 
@@ -267,8 +269,8 @@ def _write(checkpoint: dict[str, Any], target: Path | str, new: bool) -> None:
 def entries(path: str | Path) -> dict[str, Any]:
     """Return the entries of the local checkpoint at ``path``; tensors are read from disk when they are used.
 
-    Only the sizes are checked, not the checksums. If the checkpoint is not plain data, torch's or the file's error is
-    raised.
+    Only the sizes of files are checked, not their checksums. If the checkpoint contains objects that are not plain
+    data, torch's error is raised.
     """
     if os.path.isdir(path):
         return sharded.read(sharded.place(path), lazy=("",))
@@ -295,28 +297,33 @@ def reads_files(store: CheckpointIO) -> bool:
 
 
 def refused_here() -> list[str] | None:
-    """Return the list of the running :meth:`TorchCheckpointIO.new_files` context; ``None`` outside one."""
+    """Return the list of the :meth:`TorchCheckpointIO.new_files` context that this thread is in; ``None`` outside such
+    a context.
+    """
     return _refused.get()
 
 
 def move_to(tree: Any, location: Any) -> Any:
-    """Return ``tree`` with its tensors on the device ``location``, if it is a device: see ``map_location``."""
+    """Return ``tree`` with its tensors on the device ``location``, if ``location`` is a device. ``location`` is a value
+    of ``map_location``.
+    """
     if not isinstance(location, (str, torch.device)) or torch.device(location).type == "cpu":
         return tree
     return map_leaves(lambda leaf: leaf.to(location) if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 def _check_location(location: Any, name: str) -> None:
-    """Check that tensors can be created on the device to which a file could not be read.
+    """After a file could not be read with tensors on the device ``location``, check that this device can be used.
 
     Raises:
-        ConfigurationError: the tensors cannot be created, so the device is the cause of the failure, not the file.
+        ConfigurationError: this process cannot create tensors on the device, so the device is the cause of the failure,
+            not the file.
     """
     if not isinstance(location, (str, torch.device)):
         return
     try:
         torch.empty(0, device=location)
-    except (RuntimeError, AssertionError, ValueError) as error:  # torch asserts that it was built with CUDA
+    except (RuntimeError, AssertionError, ValueError) as error:  # AssertionError: this torch was built without CUDA
         raise RunError(
             f"{name} cannot be read to map_location={str(location)!r}, a device that this process cannot use "
             f'({str(error).partition(chr(10))[0].rstrip(".")}). Write map_location="cpu".'
@@ -324,7 +331,7 @@ def _check_location(location: Any, name: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the sentence of torch's long error message that names the object."""
+    """Return the sentence of torch's long error message that names the object which cannot be read."""
     lines = [line.strip() for line in str(error).splitlines()] or [""]
     named = next((line for line in lines if line.startswith("WeightsUnpickler error:") or "GLOBAL" in line), lines[0])
     return named.removeprefix("WeightsUnpickler error:").strip().split(". ")[0].removesuffix(".")
@@ -396,7 +403,7 @@ def rewound(source: Path | IO[bytes]) -> Path | IO[bytes]:
 
 
 def check_records(source: Path | IO[bytes], name: str) -> None:
-    """Check the CRC-32 of each record in a file of torch, which has this ``name`` in messages.
+    """Check the CRC-32 of each record in a file that ``torch.save`` wrote; messages call the file ``name``.
 
     Raises:
         CheckpointError: a checksum is wrong, or the file is not a zip container.

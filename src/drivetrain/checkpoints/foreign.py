@@ -1,12 +1,13 @@
-"""Read checkpoints that contain objects, without importing or calling anything that they name.
+"""Read checkpoints that contain pickled objects, without importing or calling the classes and functions of these
+objects.
 
-A pickle is a small program; this module is Python's interpreter for it with only harmless instructions. The interpreter
-resolves the names that torch's own weights-only reader resolves, and a few more for plain data; every other name
-becomes a :class:`Placeholder`, which accepts all operations and does nothing. Why simpler solutions fail:
+A pickle is a small program. This module contains Python's interpreter of pickles, restricted to harmless instructions.
+The interpreter resolves the names that torch's own weights-only reader resolves, and a few more for plain data; every
+other name becomes a :class:`Placeholder`, which accepts all operations and does nothing. Simpler solutions fail:
 
-- ``torch.load(weights_only=True)`` with placeholders in ``torch.serialization.safe_globals`` refuses operations on
-  them: setting items on a subclass of ``dict`` or ``list``, in which other trainers stored hyperparameters, and any
-  name in the modules ``os`` and ``sys``.
+- ``torch.load(weights_only=True)`` with placeholders in ``torch.serialization.safe_globals`` refuses operations on the
+  placeholders, such as setting items on a subclass of ``dict`` or ``list``, in which other trainers stored
+  hyperparameters. It also refuses every name in the modules ``os`` and ``sys``.
 - ``pickle.Unpickler`` with its own ``find_class`` would let a file set attributes of torch's classes and functions.
 
 Torch still opens the container and creates the tensors: the interpreter is passed to ``torch.load`` as
@@ -34,17 +35,17 @@ from drivetrain.base import torch_private
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import CheckpointError
 
-# how files in torch's format before zip begin
+# the first bytes of a file in torch's format before 1.6, which is not zip
 _LEGACY_START = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"
 _ZIP_START = b"PK\x03\x04"
 _MOST_NAMES = 12  # largest number of names in the warning; a file may contain thousands of objects
 
 
 class Placeholder:
-    """Replaces an object, a class or a function in a file whose name is not known to be harmless.
+    """Replaces an object, a class or a function in a file, if its name is not in the list of harmless names.
 
     Attributes:
-        path: the name, with its module, as in the file.
+        path: the replaced name with its module, as in the file.
     """
 
     path: ClassVar[str] = ""
@@ -59,7 +60,7 @@ def is_legacy(source: Path | IO[bytes]) -> bool:
 
 
 def is_container(source: Path | IO[bytes]) -> bool:
-    """Return whether ``source`` begins as a file in torch's format of today, which is a zip file."""
+    """Return whether ``source`` begins like a zip file, which is torch's format since 1.6."""
     return _starts_with(source, _ZIP_START)
 
 
@@ -79,7 +80,7 @@ def _stream(source: Path | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
 
 
 def placeholders(tree: Any) -> Iterator[tuple[str, str]]:
-    """Yield the path of each placeholder in dictionaries, lists and namespaces, and its name: ``("a/0",
+    """Yield the path and the name of each placeholder in dictionaries, lists and namespaces, such as ``("a/0",
     "pathlib.PosixPath")``.
     """
     todo, seen = [("", tree)], set()
@@ -101,10 +102,10 @@ def placeholders(tree: Any) -> Iterator[tuple[str, str]]:
 def read_foreign(
     path: str | Path | IO[bytes], map_location: Any = "cpu", name: str | None = None
 ) -> dict[str, Any] | None:
-    """Read the checkpoint at ``path``, with a :class:`Placeholder` for every value that is not plain data.
+    """Read another trainer's checkpoint at ``path``, with a :class:`Placeholder` for every value that is not plain
+    data.
 
-    For files of other trainers, especially Lightning's, and for old files. One warning names the values that were not
-    loaded.
+    One warning names the values that were not loaded.
 
     Args:
         path: a file that torch wrote, in its present or its older format; or an open file.
@@ -112,8 +113,8 @@ def read_foreign(
         name: the file's name in messages; ``None``: its path.
 
     Returns:
-        ``None`` if it is not a checkpoint of another trainer: not a dictionary with a ``state_dict`` or Lightning's
-        version, or one of drivetrain's.
+        The checkpoint; ``None`` if the file is not a dictionary with a ``state_dict`` or Lightning's version, or if
+        drivetrain wrote it.
 
     Raises:
         CheckpointError: the file cannot be read.
@@ -123,7 +124,7 @@ def read_foreign(
     loaded = read_objects(source, name, map_location=map_location)
     if not isinstance(loaded, dict) or not loaded.keys() & {"state_dict", "pytorch-lightning_version"}:
         return None
-    if "drivetrain_version" in loaded:  # for a file of drivetrain, the user wants the stored objects, not placeholders
+    if "drivetrain_version" in loaded:  # drivetrain's own file: users want its objects, not placeholders
         return None
     _warn_of_placeholders(name, loaded)
     return loaded
@@ -153,10 +154,11 @@ def read_objects(source: Path | IO[bytes], name: str, **options: Any) -> Any:
 
 
 def read_pickle(file: IO[bytes], classes: Sequence[type], name: str) -> Any:
-    """Return the object in a plain pickle; of its classes only ``classes`` are built, without their ``__init__``.
+    """Return the object in a pickle file. Instances of ``classes`` are built without ``__init__``; every other class is
+    replaced by a :class:`Placeholder`.
 
     Raises:
-        CheckpointError: ``file``, which has the ``name``, cannot be read.
+        CheckpointError: ``file`` cannot be read; the message calls it ``name``.
     """
     try:
         with torch.serialization.safe_globals(list(classes)):
@@ -166,14 +168,16 @@ def read_pickle(file: IO[bytes], classes: Sequence[type], name: str) -> Any:
 
 
 def _container(source: Path | IO[bytes]) -> Any:
-    """Return a file for ``torch.load`` that is certainly one of the two supported container formats."""
+    """Return ``source`` for ``torch.load``, checked to be in one of torch's two formats and not a TorchScript
+    archive.
+    """
     if is_legacy(source):
         with _stream(source) as stream:
-            # read into memory first: for a path, torch would first try to unpack a tar file
+            # passed from memory, because torch.load would first try to unpack a file on disk as a tar file
             return io.BytesIO(stream.read())
     if not is_container(source):
         raise ValueError("it is in no format of torch")
-    # As an open file, because torch accepts only UTF-8 paths.
+    # The reader gets an open file, because it accepts only paths in UTF-8.
     with _stream(source) as stream:
         records = torch_private.Reader(stream).get_all_records()
         stream.seek(0)
@@ -183,7 +187,7 @@ def _container(source: Path | IO[bytes]) -> Any:
 
 
 def _warn_of_placeholders(source: str, checkpoint: dict[Any, Any]) -> None:
-    # The original class of hyperparameters does not matter: here they are a dictionary.
+    # The original class of the hyperparameters (hparams_type) does not matter, because they are read as a dictionary.
     found = list(placeholders({key: value for key, value in checkpoint.items() if key != "hparams_type"}))
     if not found:
         return
@@ -202,11 +206,14 @@ def _warn_of_placeholders(source: str, checkpoint: dict[Any, Any]) -> None:
 # ---- the interpreter -------------------------------------------------------------------------------------------------
 
 
-class _Unpickler(pickle._Unpickler):  # Python's own implementation in Python; the one in C has no table to replace
-    """The replacement for ``pickle.Unpickler``; torch derives a class from it with its own ``persistent_load``."""
+# pickle's class written in Python: that in C has no table of instructions to replace
+class _Unpickler(pickle._Unpickler):
+    """The replacement for ``pickle.Unpickler``; ``torch.load`` derives a class from it that defines
+    ``persistent_load``.
+    """
 
     known: ClassVar[dict[str, Any]]
-    """What the names in this file became, shared by the pickles of one file."""
+    """By name in the file: what replaces it. All pickles of one file share this dictionary."""
 
     stack: list[Any]
     memo: dict[int, Any]
@@ -220,7 +227,7 @@ class _Unpickler(pickle._Unpickler):  # Python's own implementation in Python; t
         self._buildable = [value for value in users.values() if isinstance(value, type)]
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the object for a name in the file, without importing the module of that name."""
+        """Return the object for ``name`` in ``module``, without importing ``module``."""
         path = f"{_RENAMED.get(module, module)}.{name}"
         if path not in self.known:
             is_known = path in self._objects
@@ -256,7 +263,9 @@ class _Unpickler(pickle._Unpickler):  # Python's own implementation in Python; t
                 self.stack[-1][key] = value
 
     def _accepts(self, *kinds: type) -> bool:
-        """Return whether items can be added to the object on top of the stack; a placeholder ignores them."""
+        """Return whether the object on top of the stack is of one of ``kinds``, so that items can be added. False for a
+        placeholder, which ignores items.
+        """
         target = self.stack[-1]
         if _placeholder_class(target) is None and type(target) not in kinds:
             raise pickle.UnpicklingError(f"a {type(target).__name__} is no container to put items into")
@@ -284,7 +293,8 @@ class _Unpickler(pickle._Unpickler):  # Python's own implementation in Python; t
 
     def load_newobj(self) -> None:
         args, kind = self.stack.pop(), self.stack.pop()
-        # Without __init__, as in pickle; but a Parameter created so would not share memory with its tensor.
+        # As in pickle, the object is created without __init__. A Parameter is not, because it would not share memory
+        # with its tensor.
         if (
             isinstance(kind, type)
             and id(kind) in self._callable - {id(torch.nn.Parameter)}
@@ -310,7 +320,8 @@ class _Unpickler(pickle._Unpickler):  # Python's own implementation in Python; t
                     if value is target:
                         self.memo[key] = built
         elif _placeholder_class(target) is not None or kind is dict:
-            pass  # attributes of an object that is left out, or that is only a plain dictionary here
+            # no object for the state: this one is a placeholder, or a plain dictionary in place of a subclass
+            pass
         elif kind is OrderedDict or kind is argparse.Namespace:
             vars(target).update(state)
         elif kind is torch.Tensor:
@@ -336,7 +347,9 @@ _AS_IN_PYTHON = frozenset({
     "BINBYTES8", "BYTEARRAY8", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE", "EMPTY_SET", "LIST", "DICT", "FROZENSET",
     "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET",
 })  # fmt: skip
-"""Instructions that only move plain data. Those that do more are methods of :class:`_Unpickler`, or refused."""
+"""Instructions that only move plain data. Of the other instructions, :class:`_Unpickler` has methods for some and
+refuses the rest.
+"""
 
 
 def _instruction(name: str, code: int) -> Callable[[Any], None]:
@@ -352,7 +365,8 @@ def _instruction(name: str, code: int) -> Callable[[Any], None]:
 
 
 _Unpickler.dispatch = {ord(each.code): _instruction(each.name, ord(each.code)) for each in pickletools.opcodes}
-_RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # Python 2's names, which old pickle protocols use
+# Python 2's names of modules, which old pickle protocols use
+_RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
 def _placeholder_class(value: Any) -> type[Placeholder] | None:
@@ -364,8 +378,8 @@ def _placeholder_class(value: Any) -> type[Placeholder] | None:
 
 
 def _is_old_sparse(kind: Any) -> bool:
-    """Whether ``kind`` is one of torch's oldest sparse tensor classes: only torch's own unpickler checks their
-    indices.
+    """Whether ``kind`` is one of torch's oldest sparse tensor classes: their indices, which may be out of range, are
+    checked only by torch's own unpickler.
     """
     return isinstance(kind, type) and kind.__module__.startswith("torch.") and "sparse" in kind.__module__
 
@@ -374,8 +388,8 @@ def _is_old_sparse(kind: Any) -> bool:
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """Return the bytes that an old pickle protocol has stored as text; for another encoding, Python would import a
-    module.
+    """Return the bytes that an old pickle protocol has stored as text. Only latin1 is accepted, because Python imports
+    a module for other encodings.
     """
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"bytes are encoded as latin1, not as {encoding!r}")
@@ -383,10 +397,10 @@ def _encode(text: str, encoding: str) -> bytes:
 
 
 class _NumpyPart(Placeholder):
-    """A part of a numpy object that is incomplete until its state is set."""
+    """A numpy object, or a part of one, that is incomplete until its state is set."""
 
     def built(self, state: Any) -> Any:
-        """Return the numpy object, or ``self`` if there is none."""
+        """Return the complete numpy object, or ``self`` if it cannot be built."""
         return self
 
 
@@ -404,7 +418,7 @@ class _Dtype(_NumpyPart):
         return self
 
     def real(self) -> Any:
-        """Return numpy's own object, or ``None`` if torch has not imported numpy: a file must not cause an import."""
+        """Return numpy's dtype; ``None`` if numpy is not imported, because reading a file must not import it."""
         numpy = sys.modules.get("numpy")
         return None if numpy is None else numpy.dtype(self.order + self.code)
 
@@ -426,7 +440,7 @@ class _Scalar(_NumpyPart):
 
 
 def _dtype(code: Any, *_: Any) -> _NumpyPart:
-    """Return a dtype of numbers or of fixed-length strings; for others only a placeholder."""
+    """Return a dtype of numbers or of fixed-length strings; a placeholder for other dtypes."""
     if isinstance(code, str) and re.fullmatch(r"[biufc]\d{1,2}|[SU]\d{1,6}", code):
         return _Dtype(code)
     return _Scalar()
@@ -453,4 +467,4 @@ _STAND_INS: dict[str, Any] = {
     "lightning.fabric.utilities.data.AttributeDict": dict,
     "lightning_fabric.utilities.data.AttributeDict": dict,
 }
-"""By name, what replaces an object of that name."""
+"""By name in a file: the object that is used instead."""

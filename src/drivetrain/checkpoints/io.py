@@ -26,12 +26,13 @@ with on_first_use:
 
 
 class FileAnswers:
-    """A store's answers about its checkpoints, for local files and for addresses of fsspec.
+    """Answers to questions about a store's checkpoints, such as whether one exists, for local files and fsspec
+    addresses.
 
-    A store that keeps checkpoints elsewhere overrides some of these methods.
+    A store that keeps checkpoints in other places overrides some of these methods.
     """
 
-    if TYPE_CHECKING:  # defined by the store
+    if TYPE_CHECKING:  # the store defines these methods
         save_checkpoint: Any
         load_checkpoint: Any
 
@@ -53,7 +54,7 @@ class FileAnswers:
             return None
 
     def touch(self, path: str | Path) -> None:
-        """Make the checkpoint at ``path`` the most recent one."""
+        """Make the checkpoint at ``path`` the most recently written one."""
         wait_for(self, path)
         try:
             files.touch(path)
@@ -90,11 +91,11 @@ class FileAnswers:
         Args:
             source: a checkpoint, possibly still being written.
             path: the target.
-            link: make a relative symbolic link instead, if the file system supports it. Addresses do not.
+            link: make a relative symbolic link instead, if the file system supports links. Addresses have no links.
             replaces: whether another checkpoint at ``path`` may be replaced.
 
         Returns:
-            False if ``replaces`` is False and there is a checkpoint.
+            True if the copy was made; False if ``replaces`` is False and there is a checkpoint at ``path``.
 
         Raises:
             CheckpointError: the checkpoint could not be copied; the previous checkpoint at ``path`` is unchanged.
@@ -121,7 +122,9 @@ class FileAnswers:
         return files.link(source, path, replaces) if link else files.copy(source, path, replaces)
 
     def link_target(self, path: str | Path) -> str | None:
-        """Return the target of the symbolic link ``path``, even if it does not exist; ``None`` if it is not a link."""
+        """Return the target of the symbolic link ``path``, even if the target does not exist; ``None`` if ``path`` is
+        no link.
+        """
         if files.is_remote(path):
             return None
         return os.readlink(path) if os.path.islink(path) else None
@@ -140,27 +143,28 @@ class FileAnswers:
         """Wait until the last save to ``path`` is written; ``None``: all saves.
 
         Raises:
-            CheckpointError: a checkpoint could not be written; the message names the file. Raised once for each
-                failure.
+            CheckpointError: a checkpoint could not be written; the message names the file. Each failure is raised only
+                once.
         """
 
 
 class CheckpointIO(FileAnswers, ABC):
     """Stores checkpoints under paths: writes, reads and removes them.
 
-    A subclass defines the first three methods. The Trainer and its callbacks also ask a store other questions, such as
-    whether a path has a checkpoint. :class:`FileAnswers` answers them for local files and for addresses that fsspec
-    supports, such as ``s3://bucket/run``; both are durable when :meth:`save_checkpoint` returns. A store that keeps
-    checkpoints elsewhere overrides ``written_at`` and ``find``; a store that writes in the background overrides
-    ``is_durable`` and ``wait``. The Trainer and its callbacks access checkpoints only through these methods. Rank 0
-    saves, copies and removes.
+    A subclass defines :meth:`save_checkpoint`, :meth:`load_checkpoint` and :meth:`remove_checkpoint`. The Trainer and
+    its callbacks also ask a store other questions, such as whether a path has a checkpoint. :class:`FileAnswers`
+    answers them for local files and for addresses that fsspec supports, such as ``s3://bucket/run``, and assumes that a
+    checkpoint is durable when :meth:`save_checkpoint` returns. A store that keeps checkpoints elsewhere overrides
+    ``written_at`` and ``find``; a store that writes in the background overrides ``is_durable`` and ``wait``. The
+    Trainer and its callbacks access checkpoints only through these methods. Rank 0 saves, copies and removes.
     """
 
     @classmethod
     def register_checkpoint_ios(cls, checkpoint_registry: Registry[CheckpointIO]) -> None:
-        """Give the class its names: ``checkpoint_registry.register("name", cls, description="...")``.
+        """Register the class under its names: ``checkpoint_registry.register("name", cls, description="...")``.
 
-        Python calls it once, when a subclass that defines it is defined, so no other line is needed.
+        A subclass that defines this method is registered when Python executes its ``class`` statement; no call is
+        needed.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -169,10 +173,11 @@ class CheckpointIO(FileAnswers, ABC):
 
     @abstractmethod
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write ``checkpoint`` to ``path``, or start to write it; it is written when ``is_durable`` returns True.
+        """Write ``checkpoint`` to ``path``, or start to write it; when it is written, ``is_durable`` returns True.
 
-        Until then :meth:`load_checkpoint` and ``written_at`` refer to the previous checkpoint at ``path``. Training
-        changes the tensors of ``checkpoint`` in place, so a store that writes later must copy them before it returns.
+        Until it is written, :meth:`load_checkpoint` and ``written_at`` refer to the previous checkpoint at ``path``.
+        Training changes the tensors of ``checkpoint`` in place, so a store that writes later must copy them before it
+        returns.
 
         Raises:
             CheckpointError: the checkpoint could not be written; the previous checkpoint at ``path`` is complete.
@@ -187,10 +192,11 @@ class CheckpointIO(FileAnswers, ABC):
         Args:
             path: the checkpoint's name in this store.
             map_location: the device for its tensors, as for ``torch.load``.
-            weights_only: ``None`` or True: plain data only. False: everything, which runs code that the file contains.
+            weights_only: ``None`` or True: plain data only. False: all objects, and code in the file can run.
 
         Raises:
-            CheckpointError: the checkpoint does not exist, is damaged, or contains objects that may not be read.
+            CheckpointError: the checkpoint does not exist, is damaged, or contains objects that only
+                ``weights_only=False`` reads.
         """
 
     @abstractmethod
@@ -200,7 +206,7 @@ class CheckpointIO(FileAnswers, ABC):
     def is_sharded(self, path: str | Path) -> bool:
         """Return whether ``path`` is a folder with the shards of several ranks: see ``checkpoints/sharded.py``.
 
-        FSDP's strategy reads such a folder itself; each rank reads its own shards.
+        The FSDP strategy does not call :meth:`load_checkpoint` for such a folder: each rank reads its own shards.
         """
         return False
 
@@ -208,13 +214,13 @@ class CheckpointIO(FileAnswers, ABC):
     def new_files(self) -> Iterator[list[str]]:
         """Context in which this thread's writes replace no existing checkpoint.
 
-        The context yields a list, to which the paths are added that were not written because another process had put a
-        file there. The list stays empty in a store that cannot detect this.
+        The context yields a list. A path that is not written, because another process has written a file there, is
+        added to this list. If a store cannot detect such files, the list stays empty.
         """
         yield []
 
     def was_refused(self, path: str | Path) -> bool:
-        """Return whether ``path`` is in the list of the running :meth:`new_files` context."""
+        """Return whether ``path`` is in the list of the :meth:`new_files` context that this thread is in."""
         return False
 
     def teardown(self) -> None:
@@ -222,7 +228,7 @@ class CheckpointIO(FileAnswers, ABC):
 
 
 CheckpointRegistry: Registry[CheckpointIO] = Registry("drivetrain.checkpoints", "io", "checkpoint store", by_file=False)
-"""The checkpoint stores by name: those of the files beside this one, of users, and of installed packages."""
+"""The checkpoint stores by name: stores in the files of this folder, of users, and of installed packages."""
 
 
 def wait_for(store: FileAnswers, path: str | Path) -> None:
@@ -242,21 +248,22 @@ def wait_for(store: FileAnswers, path: str | Path) -> None:
 
 
 def reading(weights_only: bool | None) -> dict[str, Any]:
-    """Return ``weights_only`` as keyword arguments of ``load_checkpoint``; none for ``None``, because a user's store
-    may not accept it.
+    """Return ``weights_only`` as keyword arguments of ``load_checkpoint``; no arguments for ``None``, because the
+    method of a user's store may not have this parameter.
     """
     return {} if weights_only is None else {"weights_only": weights_only}
 
 
 def background_of(store: FileAnswers) -> AsyncCheckpointIO | None:
-    """Return ``store`` if it is an AsyncCheckpointIO, to whose saves several ranks can contribute; else ``None``."""
-    module = sys.modules.get("drivetrain.checkpoints.background")  # imported by a program that uses it
+    """Return ``store`` if it is an AsyncCheckpointIO; else ``None``."""
+    # a program that uses the class has imported its module
+    module = sys.modules.get("drivetrain.checkpoints.background")
     return store if module is not None and isinstance(store, module.AsyncCheckpointIO) else None
 
 
 def behind(path: str | Path) -> types.ModuleType | None:
-    """Return the module that reads and writes at the address ``path``; ``None`` for local paths and a store's own
-    addresses.
+    """Return the module that reads and writes at the address ``path``; ``None`` for a local path, and for an address
+    that only the store knows.
     """
     if not files.is_remote(path):
         return None
@@ -283,9 +290,10 @@ def unreachable(path: str | Path) -> Iterator[None]:
 
 
 def newest_first(store: CheckpointIO, paths: Iterable[str]) -> list[str]:
-    """Sort ``paths`` by the time when their checkpoints were written; missing ones come last.
+    """Sort ``paths`` by the time when their checkpoints were written, newest first; paths without a checkpoint come
+    last.
 
-    Object stores record times in whole seconds. If times are equal, the later name comes first; numbers in names are
+    Object stores record times in whole seconds. So times can be equal: then the later name comes first, with numbers
     compared as numbers: "last-v1" before "last", "epoch=10" before "epoch=9".
     """
     times = {path: store.written_at(path) for path in paths}

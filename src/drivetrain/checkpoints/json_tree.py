@@ -68,7 +68,7 @@ def encode(value: Any, name_of: Callable[[tuple[Any, ...], Tensor], str], path: 
 def _encoded(
     items: Iterable[tuple[Any, Any]], name_of: Callable[[tuple[Any, ...], Tensor], str], path: tuple[Any, ...]
 ) -> list[Any]:
-    # A random state has hundreds of numbers, so plain numbers are handled without a call for each.
+    # Plain numbers are handled without a call for each, because a random state has hundreds of them.
     return [item if type(item) in _AS_IS else encode(item, name_of, (*path, key)) for key, item in items]
 
 
@@ -80,7 +80,7 @@ def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
         tensor: returns the tensor with a name.
 
     Raises:
-        WrongForm: ``value`` is not a result of :func:`encode`.
+        WrongForm: ``value`` does not come from :func:`encode`.
     """
     if isinstance(value, list):
         return [decode(item, tensor) for item in value]

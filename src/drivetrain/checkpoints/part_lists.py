@@ -1,7 +1,7 @@
 """Lists of the parts of tensors that each process has written into a checkpoint's folder: see sharded.py.
 
 Usually the manifest contains all lists. If all processes together have very many parts, each process writes its list
-into a file of its own, so the process that completes the checkpoint has little to do.
+into a file of its own, so the process that writes the manifest has little to do.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_IN_MANIFEST = 10_000  # parts of all processes together
+MOST_IN_MANIFEST = 10_000  # the number of parts, of all processes together, up to which the manifest lists them
 
 
 @dataclass
 class Piece:
-    """A part of a tensor in a file.
+    """A part of a tensor, which is in one file.
 
     Attributes:
         file: the file's name.
-        at: the offset of its bytes in the file.
-        crc32: their checksum.
+        at: the offset of the part's bytes in the file.
+        crc32: the checksum of these bytes.
         offsets, shape: the position and shape of the part in the tensor.
     """
 
@@ -46,8 +46,8 @@ class Written:
     """What a rank has written: its files with sizes in bytes and checksums, and its parts of tensors.
 
     Attributes:
-        files, tensors: these, by name.
-        lists: for each file that lists parts of tensors, the file with these parts.
+        files, tensors: by file name, its size and checksum; by tensor name, its parts.
+        lists: by the name of each file that lists parts, the name of the file with these parts.
     """
 
     files: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -77,7 +77,9 @@ def written_of(plain: Written | Mapping[str, Any]) -> Written:
 
 
 def rows_of(written: Written) -> bytes:
-    """Return the content of a file that lists the parts of tensors in ``written``, which are all in one file."""
+    """Return the content of the file that lists the parts of tensors in ``written``. All these parts must be in one
+    file.
+    """
     rows = {
         name: [each.dtype, each.shape, [[piece.at, piece.crc32, piece.offsets, piece.shape] for piece in each.pieces]]
         for name, each in written.tensors.items()
@@ -86,7 +88,7 @@ def rows_of(written: Written) -> bytes:
 
 
 def add_rows(tensors: dict[str, Stored], content: bytes, file: str) -> None:
-    """Add to ``tensors`` the parts in ``file``, from a result of :func:`rows_of`."""
+    """Add to ``tensors`` the parts in ``file`` that ``content``, a result of :func:`rows_of`, lists."""
     for name, (dtype, shape, rows) in json.loads(content).items():
         pieces = tensors.setdefault(name, Stored(dtype, tuple(shape))).pieces
         pieces += [Piece(file, at, crc32, tuple(offsets), tuple(extent)) for at, crc32, offsets, extent in rows]

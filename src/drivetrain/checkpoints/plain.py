@@ -1,11 +1,11 @@
-"""Values as data that ``torch.load(weights_only=True)`` reads, and back.
+"""Encode values as data that ``torch.load(weights_only=True)`` reads, and decode them.
 
-Other values (a path, an enum, a numpy array) become a dictionary with two entries, ``{"__drivetrain__": kind, "value":
-data}``. Reading one imports nothing and calls nothing that the file names.
+Values that it does not read (a path, an enum, a numpy array) become a dictionary with two entries, ``{"__drivetrain__":
+kind, "value": data}``. Decoding such a dictionary imports and calls nothing that the file names.
 
-Encoded values are readable by construction: they consist of the types in ``_AS_IS``, of the containers that torch's
-restricted reader supports, and of tensors. Only tensors of other classes, or with attributes of their own, are tested,
-once for each combination.
+Encoded values need no test whether torch reads them, because they consist of the types in ``_AS_IS``, of the containers
+that torch's restricted reader supports, and of tensors. Only tensors of subclasses or with attributes of their own are
+tested, once for each class and set of attributes.
 """
 
 from __future__ import annotations
@@ -48,15 +48,14 @@ def encode(
     """Return ``value`` as data that loads without running code; :func:`decode` reverses it.
 
     Lists, tuples, sets, deques and dictionaries keep their structure and type; subclasses of ``dict`` and ``list``
-    become plain ones. Tensors and the memory of numpy arrays are never copied.
+    become plain dictionaries and lists. Tensors and the memory of numpy arrays are never copied.
 
     Args:
         value: any value.
-        where: the path of ``value`` in the checkpoint, for messages; "" if the keys of ``value`` are the beginning of
-            paths.
-        describe: replace values that cannot be stored with descriptions, and issue one warning that names all of these
-            values.
-        noted: a list to which the paths of such values are added, instead of a warning.
+        where: the path of ``value`` in the checkpoint, for messages; "" if paths begin with the keys of ``value``.
+        describe: instead of raising an error, replace values that cannot be stored with descriptions, and issue one
+            warning that names all of these values.
+        noted: a list to which the paths of the described values are added; then there is no warning.
         references: whether classes and functions may be stored by name.
 
     Raises:
@@ -77,17 +76,17 @@ def encode(
 def decode(value: Any, where: str, noted: list[str] | None = None, references: bool = True) -> Any:
     """Reverse :func:`encode`. Containers are rebuilt, and tensors are returned unchanged.
 
-    A class, a function or an enum is looked up in modules that are already imported. If it is not found, or only a
-    description was stored, the value becomes a :class:`Described`, with one warning that names all such values.
+    A class, a function or an enum is looked up in modules that are already imported. If a name is not found, or only a
+    description of a value was stored, the result has a :class:`Described` there, and one warning names all such values.
 
     Args:
         value: the value that was read.
         where: the path of ``value`` in the checkpoint, for messages.
-        noted: a list to which the paths of descriptions are added, instead of a warning.
-        references: whether names of classes and functions are resolved.
+        noted: a list to which the paths of descriptions are added; then there is no warning.
+        references: whether names of classes and functions become these classes and functions.
 
     Raises:
-        CheckpointError: ``value`` is not a result of :func:`encode`, or a newer version wrote it.
+        CheckpointError: ``value`` does not come from :func:`encode`, or comes from that of a newer version.
     """
     decoder = _Decoder(where, references)
     decoded = decoder.run(value)
@@ -99,7 +98,7 @@ def decode(value: Any, where: str, noted: list[str] | None = None, references: b
 
 
 def warn_of_descriptions(noted: Iterable[str]) -> None:
-    """Warn once about values of which only descriptions could be restored."""
+    """Issue one warning about all values of which only descriptions could be restored."""
     if places := ", ".join(noted):
         rank_zero_warn(
             f"Some values in the checkpoint are restored as descriptions only: {places}. Import the modules that "
@@ -108,7 +107,7 @@ def warn_of_descriptions(noted: Iterable[str]) -> None:
 
 
 def descriptions(value: Any) -> Iterator[Described | Placeholder | type[Placeholder]]:
-    """Return all descriptions in a result of :func:`decode`, and the placeholders of objects that were not read."""
+    """Return each :class:`Described` and each :class:`Placeholder` in a result of :func:`decode`."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:
@@ -131,14 +130,16 @@ def descriptions(value: Any) -> Iterator[Described | Placeholder | type[Placehol
 
 
 class _Walk:
-    """Tracks the current path, visits shared objects once, so that they stay shared, and detects cycles."""
+    """Traverses a value: tracks the current path, visits a shared object only once, so that it stays shared, and
+    detects cycles.
+    """
 
     def __init__(self, where: str, references: bool) -> None:
         self.references = references
         self.noted: list[str] = []
         self._where = where
         self._steps: list[str] = []
-        # object ids; the entries keep the objects alive, so that no id is reused
+        # by id of an object: the object and its result; the entry keeps the object alive, so that no id is reused
         self._seen: dict[int, tuple[Any, Any]] = {}
 
     def run(self, value: Any) -> Any:
@@ -170,12 +171,12 @@ class _Walk:
     def place(self) -> str:
         """Return the current path: ``callbacks['Mine']['history'][3]``."""
         steps = self._steps
-        if not self._where and steps:  # a first key such as "['lr']" is shown as lr
+        if not self._where and steps:  # the first key of a path, such as "['lr']", is shown as lr
             return "".join([steps[0].removeprefix("['").removesuffix("']"), *steps[1:]])
         return self._where + "".join(steps) or "The value"
 
     def passes(self, value: Any) -> bool:
-        """Return whether ``value`` needs no encoding; called for every leaf, so it is fast."""
+        """Return whether ``value`` needs no encoding; called for every leaf, so it must be fast."""
         raise NotImplementedError
 
     def visit(self, value: Any) -> Any:
@@ -184,7 +185,8 @@ class _Walk:
     def entries(self, mapping: Mapping[Any, Any]) -> dict[Any, Any]:
         passes, below = self.passes, self.below
         return {
-            key: item if passes(item) else below(f"[{_text_of(key)}]", item)  # the path is only built if needed
+            # below() builds the path, so it is called only if needed
+            key: item if passes(item) else below(f"[{_text_of(key)}]", item)
             for key, item in mapping.items()
         }
 
@@ -196,8 +198,8 @@ class _Walk:
 
 
 def _is_row_of_numbers(sequence: Iterable[Any]) -> bool:
-    """Whether ``sequence`` consists of 64-bit integers: a random state has 625, and a checkpoint has several random
-    states.
+    """Whether ``sequence`` consists of 64-bit integers, such as the 625 of a random state, which need no call
+    for each.
     """
     return {*map(type, sequence)} == {int} and min(sequence) >= -(2**63) and max(sequence) < 2**63
 
@@ -253,7 +255,7 @@ class _Encoder(_Walk):
         super().__init__(where, references)
         self._describe = describe
         self._tried: dict[Any, bool] = {}
-        self._sharded = dtensor()  # the strategy checks sharded tensors when all ranks save
+        self._sharded = dtensor()  # not refused here: the strategy checks sharded tensors when all ranks save
 
     def passes(self, value: Any) -> bool:
         kind = type(value)
@@ -268,7 +270,7 @@ class _Encoder(_Walk):
 
     def visit(self, value: Any) -> Any:
         kind = type(value)
-        if kind is dict or kind is OrderedDict:  # these types are the most frequent
+        if kind is dict or kind is OrderedDict:  # tested first, because these types are the most frequent
             return self._mapping(value)
         if (found := values.ENCODERS.get(kind)) is not None:
             return _marked(found[0], found[1](value))
@@ -298,7 +300,7 @@ class _Encoder(_Walk):
 
     def _rest(self, value: Any) -> Any:
         if isinstance(value, (datetime, time)) and type(value) in (datetime, time):
-            if type(value.tzinfo) in (type(None), timezone):  # other time zones are objects that define their own rules
+            if type(value.tzinfo) in (type(None), timezone):  # time zones of other classes define their own rules
                 return _marked(type(value).__name__, (value.isoformat(), value.fold))
         elif isinstance(value, _NAMED_BY_TORCH):
             return value if self._loads(value, value) else _marked("torch", str(value).removeprefix("torch."))
@@ -321,7 +323,7 @@ class _Encoder(_Walk):
         name, label = name_of(kind), member._name_  # an enum may override the ``name`` of its members
         if name is not None and label is not None and kind.__members__.get(label) is member:
             return _marked("enum", (name, label))
-        if name is not None and isinstance(member, Flag):  # combined flags have no name, or not a unique one
+        if name is not None and isinstance(member, Flag):  # combined flags have no unique name
             return _marked("enum", (name, int(member.value)))
         return self._refused(member)
 
@@ -330,7 +332,7 @@ class _Encoder(_Walk):
         entries = self.entries(mapping)
         if kind is not defaultdict and MARKER not in entries and _plain_keys(entries):
             rebuilt = entries if kind is dict else kind(entries)
-            if kind is OrderedDict and vars(mapping):  # a state_dict stores the versions of its modules there
+            if kind is OrderedDict and vars(mapping):  # a state_dict has the versions of its modules in its attributes
                 vars(rebuilt).update(self.below(".__dict__", vars(mapping)))
             return rebuilt
         pairs = [[self.below(f"[{_text_of(key)}]", key), item] for key, item in entries.items()]
@@ -357,8 +359,8 @@ class _Encoder(_Walk):
         return self._refused(collection)
 
     def _loads(self, value: Any, sort: Any) -> bool:
-        """Return whether torch reads ``value``. The test writes ``value`` to memory, once for all values of one
-        sort.
+        """Return whether torch reads ``value``. The test writes ``value`` to memory; its result counts for all values
+        with this ``sort``.
         """
         if sort not in self._tried:
             self._tried[sort] = _loads_again(value)
@@ -375,7 +377,7 @@ def _enum(payload: Any) -> Any:
         if isinstance(label, str) and label in kind.__members__:
             return kind.__members__[label]
         if isinstance(label, int) and issubclass(kind, Flag):
-            with contextlib.suppress(ValueError):  # the enum's members have changed
+            with contextlib.suppress(ValueError):  # ValueError: the enum's members have changed since the save
                 return kind(label)
     return Described(f"enum {name}", str(label))
 
@@ -434,7 +436,7 @@ _WALKED = frozenset({dict, OrderedDict, Counter, list, tuple})
 
 
 class _Decoder(_Walk):
-    _inside = 0  # how many encoded values enclose the current one: paths do not show their internal lists
+    _inside = 0  # how many encoded values enclose the current one: the lists inside such values are not shown in paths
 
     def passes(self, value: Any) -> bool:
         return type(value) not in _WALKED

@@ -1,4 +1,4 @@
-"""Classes and functions by name: looked up in modules that are already imported; nothing is imported or called."""
+"""Look up classes and functions by name in modules that are already imported, without importing or calling anything."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from drivetrain.base.torch_private import FUNCTIONS_IN_C
 
-# Libraries may call a class that a checkpoint names with arguments from the same checkpoint: optimizer_cls(**kwargs).
-# With subprocess.Popen as the class, the file would run a program. Of these packages, which contain such classes and
-# functions and are always available, only the modules below are allowed.
+# Libraries may call a class that a checkpoint names, with arguments from the same checkpoint: optimizer_cls(**kwargs).
+# With subprocess.Popen as the class, the file would run a program. The packages here are always available and contain
+# such classes and functions, so only those of their modules that follow are allowed.
 _CLOSED = frozenset({*sys.stdlib_module_names, "drivetrain", "numpy", "torch"})
 _OPEN_MODULES = (
     "cmath", "collections", "datetime", "decimal", "fractions", "math", "pathlib", "uuid",
@@ -25,10 +25,11 @@ _OPEN_NAMES = frozenset(
 
 
 def find(name: str) -> Any:
-    """Return the class or function for ``name``, "module:Outer.Inner"; ``None`` if no imported module defines it.
+    """Return the class or function with ``name``, such as "module:Outer.Inner"; ``None`` if no imported module defines
+    it.
 
-    Only dictionaries are read, so that no property or ``__getattr__`` of a module or metaclass runs, which could import
-    a lazy module. The object must be defined in that module: a name that the module has only imported does not count.
+    The lookup reads only dictionaries: a property or ``__getattr__`` of a module or metaclass could import a lazy
+    module. The module must define the object: a name that the module has only imported does not count.
     """
     module, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module)
@@ -44,8 +45,8 @@ def find(name: str) -> Any:
 
 
 def find_open(name: str) -> Any:
-    """Do the work of :func:`find` for an object that code may call later; return ``None`` also for modules that files
-    may not name.
+    """Return :func:`find` of ``name`` for an object that code may call later; ``None`` also if files may not name its
+    module.
     """
     found = find(name)
     return found if found is not None and _is_open(name, found) else None
@@ -60,7 +61,8 @@ def name_of(obj: Any) -> str | None:
 
 
 def _is_class(obj: Any) -> bool:
-    return issubclass(type(obj), type)  # isinstance would call the object's own __class__
+    # isinstance would read the object's __class__, which can be a property that runs code
+    return issubclass(type(obj), type)
 
 
 def _is_open(name: str, found: Any) -> bool:

@@ -1,17 +1,18 @@
-"""A checkpoint as a folder: each process writes its shards of the tensors, and a manifest is written last.
+"""Write and read a checkpoint as a folder: each process writes its shards of the tensors, and a manifest is written
+last.
 
 ::
 
     model.ckpt/
       manifest.json             the files with their sizes and checksums, and where each part of each tensor is
-      3f9a1c20.state.json       everything that is no tensor
+      3f9a1c20.state.json       everything except the tensors
       3f9a1c20.rank0.bin        tensors, as raw bytes
       3f9a1c20.rank0.parts.json where each part of them is, if the manifest would be too long otherwise
 
 The folder may also be at an address such as ``s3://bucket/model.ckpt``: each process uploads its own files.
 
-No file of the checkpoint is pickled. The eight digits are new in every save: the files of the last checkpoint stay
-until the new manifest has replaced the old one, so after a crash one of the two is complete. A folder without a
+No file of the checkpoint is pickled. The eight digits are new in every save. The files of the previous save stay until
+the new manifest has replaced the old one, so after a crash one of the two checkpoints is complete. A folder without a
 manifest is not a checkpoint. Tensors have the names that ``torch.distributed.checkpoint`` derives from the module's
 parameters.
 """
@@ -56,10 +57,12 @@ Folder = Path | str
 """A local folder, or the address of one."""
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""A part of a tensor: where it begins in each dimension, and its shape."""
+"""The position of a part in its tensor: where the part begins in each dimension, and the part's shape."""
 
 Part = tuple[str, Tensor, tuple[int, ...], Box]
-"""What a process writes of a tensor: its name, the part on host or device, the complete shape, the part's position."""
+"""What a process writes of a tensor: its name, the part's values (on host or device), the tensor's complete shape, and
+the part's position.
+"""
 
 Write = Callable[[Path | str, Sequence[tuple[str, Any]]], Mapping[str, Any]]
 """Writes a file durably, from named records, which are bytes or tensors. Returns its ``size``, its ``crc32``, and
@@ -70,15 +73,15 @@ Write = Callable[[Path | str, Sequence[tuple[str, Any]]], Mapping[str, Any]]
 
 
 def place(path: str | os.PathLike[str]) -> Folder:
-    """Return ``path`` in the form for these functions: an address as text, a local folder as a ``Path``."""
+    """Return ``path`` as these functions expect it: an address as text, a local folder as a ``Path``."""
     return files.absolute(path) if files.is_remote(path) else Path(files.spelled(path))
 
 
 def prepare(path: Folder, new: bool) -> None:
-    """Create the folder of a checkpoint; at an address, check that it is free.
+    """Create the folder of a checkpoint. At an address, check that ``path`` is free.
 
     Raises:
-        FileExistsError: ``new`` was requested, and the path exists.
+        FileExistsError: ``new`` is true, and the path exists.
         OSError: the folder cannot be created, or a file has this name.
     """
     if isinstance(path, str):
@@ -89,7 +92,7 @@ def prepare(path: Folder, new: bool) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     if not new and path.is_symlink():
-        path.unlink()  # a link to another checkpoint, whose target is kept
+        path.unlink()  # the path is a link to another checkpoint, which is kept
     try:
         path.mkdir(exist_ok=not new)
     except FileExistsError:
@@ -133,7 +136,7 @@ def list_apart(folder: Folder, name: str, written: Written, processes: int, writ
     """If all ``processes`` have very many parts of tensors, write this process's list of them into the file ``name``.
 
     Returns:
-        ``written``, with that file instead of the parts.
+        ``written``, or a copy of it with that file instead of the parts.
     """
     if sum(len(each.pieces) for each in written.tensors.values()) * processes <= MOST_IN_MANIFEST:
         return written
@@ -147,13 +150,13 @@ def commit(folder: Folder, save: str, tree: Any, everyones: Iterable[Written], w
 
     Args:
         folder: the checkpoint's folder.
-        save: the eight digits of this save, the prefix of its file names.
+        save: the eight digits with which the file names of this save begin.
         tree: plain data, with references in place of tensors: see :mod:`json_tree`.
         everyones: the output of each process.
         write: writes a file.
 
     Raises:
-        CheckpointError: this process does not see another process's file.
+        CheckpointError: another process's file is not in the folder as this process sees it.
         OSError: a file could not be written.
     """
     content = json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
@@ -179,15 +182,15 @@ def commit(folder: Folder, save: str, tree: Any, everyones: Iterable[Written], w
     }  # fmt: skip
     write(_in(folder, MANIFEST), [("", json.dumps(manifest, default=vars).encode())])
     if isinstance(folder, Path):
-        files.sync_directory(folder.parent)  # the folder itself may be new
+        files.sync_directory(folder.parent)  # sync the parent folder too, because the folder itself may be new
     _remove_others(folder, all_files)
 
 
 def discard(folder: Folder, save: str) -> None:
-    """Remove the files of a failed save, and the folder if it is then empty; they stay if the manifest names them."""
+    """Remove the files of a failed save, and the folder if it is then empty. Files that the manifest names stay."""
     with contextlib.suppress(OSError, CheckpointError):
         if is_checkpoint(folder) and str(_manifest(folder).get("state")).startswith(f"{save}."):
-            return  # only what follows its rename has failed, such as the sync of the folder
+            return  # the manifest was renamed, and only a later operation has failed, such as the sync of the folder
         for name in files.names(folder):
             if name.startswith(f"{save}."):
                 files.remove(_in(folder, name))
@@ -206,7 +209,9 @@ def _size(file: Path | str) -> int | None:
 
 
 def _remove_folder(folder: Folder) -> None:
-    """Remove an empty local folder; at an address, a folder disappears with its last object, or stays empty."""
+    """Remove an empty local folder; at an address do nothing, because most servers remove a folder with its
+    last file.
+    """
     if isinstance(folder, Path):
         folder.rmdir()
 
@@ -220,7 +225,7 @@ def _remove_others(folder: Folder, kept: Iterable[str]) -> None:
 
 
 def _own_files(folder: Folder) -> Iterator[str]:
-    """Return the names of files whose names have the form that a save gives them."""
+    """Return the names of the files that a save has written, judged by the form of the names."""
     for name in files.names(folder):
         digits, _, rest = name.partition(".")
         if (
@@ -248,7 +253,7 @@ def files_of(path: Folder) -> list[str]:
     """Return the names of the files of a complete checkpoint.
 
     Raises:
-        CheckpointError: no save to the folder was finished, or the manifest is damaged.
+        CheckpointError: there is no manifest, because no save was finished; or the manifest is damaged.
     """
     return [MANIFEST, *_manifest(path)["files"]]
 
@@ -259,7 +264,7 @@ def read(path: Folder, lazy: tuple[str, ...] = (), single: bool = False) -> Any:
     Args:
         path: the folder.
         lazy: prefixes of tensor names; tensors with such a name are not read, but returned as :class:`StoredTensor`.
-        single: whether that includes tensors that one process has written as a whole.
+        single: whether ``lazy`` includes tensors that one process has written as a whole.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -322,7 +327,7 @@ def _tensors(path: Folder, manifest: Mapping[str, Any]) -> dict[str, Stored]:
 
 @contextlib.contextmanager
 def _reading(file: Path | str, missing: str = "") -> Iterator[None]:
-    """Context around reading ``file``; ``missing`` is the message if the file does not exist.
+    """Context in which ``file`` is read; ``missing`` is the message if the file does not exist.
 
     Raises:
         CheckpointError: there is no such file, or the server of an address cannot be reached.
@@ -344,7 +349,7 @@ def _check(file: Path | str, record: Mapping[str, int], size: int, checksum: int
 
 
 def verify(path: Folder) -> None:
-    """Read all files of the checkpoint.
+    """Read all files of the checkpoint, and compare them with the manifest.
 
     Raises:
         CheckpointError: a file is missing, or its size or checksum is wrong.
@@ -362,7 +367,7 @@ def verify(path: Folder) -> None:
 
 @contextlib.contextmanager
 def fetched(address: str) -> Iterator[Path]:
-    """Context with a local copy of the checkpoint at ``address``, which has the same name.
+    """Context with a local copy of the checkpoint at ``address``; the copy has the checkpoint's name.
 
     Raises:
         CheckpointError: a file is missing or cannot be read.
@@ -378,7 +383,7 @@ def fetched(address: str) -> Iterator[Path]:
 
 
 class StoredTensor(UnreadTensor):
-    """A tensor in a checkpoint's files, in pieces: :meth:`part` reads only the needed bytes."""
+    """A tensor whose parts are in a checkpoint's files; :meth:`part` reads only the bytes that it needs."""
 
     folder: Folder
     called: str
@@ -402,7 +407,7 @@ class StoredTensor(UnreadTensor):
         """Read the part that begins at ``offsets`` and has this ``shape``.
 
         Raises:
-            CheckpointError: a file is missing or damaged, or no process has written a part of this region.
+            CheckpointError: a file is missing or damaged, or some of the elements were not written by any process.
         """
         boxes = [(piece.offsets, piece.shape) for piece in self.stored.pieces]
         if boxes == [(tuple(offsets), tuple(shape))] and all(shape):
@@ -444,15 +449,17 @@ class StoredTensor(UnreadTensor):
 
 
 def remove(path: Folder) -> None:
-    """Delete the checkpoint; other files in its folder stay."""
-    files.remove(_in(path, MANIFEST))  # removed first: without the manifest, the rest is not a checkpoint
+    """Delete the checkpoint's files; other files in the folder stay."""
+    files.remove(_in(path, MANIFEST))  # the manifest first, because without it the other files are not a checkpoint
     _remove_others(path, ())
     with contextlib.suppress(OSError):
         _remove_folder(path)
 
 
 def copy(source: Folder, path: Folder, replaces: bool) -> bool:
-    """Copy the checkpoint; return False if ``path`` may not be replaced: see ``CheckpointIO.copy``."""
+    """Copy the checkpoint, and return True. If ``path`` exists and ``replaces`` is False, return False: see
+    ``CheckpointIO.copy``.
+    """
     try:
         prepare(path, new=not replaces)
     except FileExistsError:

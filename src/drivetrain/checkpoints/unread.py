@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that are read when they are used."""
+"""The class of a checkpoint's tensors that are read only when they are used."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ HOST = torch.device("cpu")
 
 
 class UnreadTensor(Tensor):
-    """A tensor that is still in a checkpoint's files: shape and type are known, and any operation reads all of it."""
+    """A tensor whose values are still in a checkpoint's files. Its shape and dtype are known; any operation reads all
+    values.
+    """
 
     @staticmethod
     def __new__(cls, shape: Sequence[int], dtype: torch.dtype, *_: Any) -> UnreadTensor:
         return torch_private.make_wrapper(cls, tuple(shape), dtype=dtype, device=HOST)
 
     def __init__(self, *_: Any) -> None:
-        """Do nothing: a subclass sets its attributes."""
+        """Do nothing: subclasses set their own attributes."""
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch has no types for it

@@ -1,7 +1,7 @@
-"""Values that torch's restricted reader refuses, as data that it reads: paths, times, numbers, numpy arrays.
+"""Encode paths, times, numbers and numpy arrays, which torch's restricted reader refuses, as data that it reads.
 
-``ENCODERS`` has an entry for each exact type: the kind under which values of this type are stored, and their data.
-``DECODERS`` rebuild the values; on wrong data they raise Python's exceptions.
+``ENCODERS`` has an entry for each exact type: the kind under which a value of this type is stored, and a function that
+returns its data. ``DECODERS`` rebuild the values; on wrong data, a decoder may raise any exception of Python.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import torch
 
 @dataclass(frozen=True, repr=False)
 class Described:
-    """A description of a value that a checkpoint does not contain, or that this process cannot find.
+    """A description in the place of a value that a checkpoint does not contain, or that this process cannot find.
 
     Attributes:
-        type: the name of its class, or of the referenced object.
-        text: its ``repr``, shortened if it is long.
+        type: the name of the value's class, or of the class or function that was not found.
+        text: the value's ``repr``, shortened if it is long.
     """
 
     type: str
@@ -44,7 +44,7 @@ def _elapsed(value: timedelta) -> tuple[int, int, int]:
 
 
 ENCODERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
-    # A Path is decoded as a Path of the machine that reads it.
+    # A Path becomes a Path of the machine that reads the checkpoint, so Posix and Windows are not distinguished.
     **{kind: ("path", lambda value: ("Path", str(value))) for kind in (PosixPath, WindowsPath)},
     **{kind: ("path", lambda value: (type(value).__name__, str(value))) for kind in (PurePosixPath, PureWindowsPath)},
     bytes: ("bytes", list),
@@ -78,7 +78,9 @@ _TIMES = "mM"
 
 
 def encode_numpy(value: Any) -> tuple[str, list[Any]] | None:
-    """Return kind and data of a numpy array or number; ``None`` for anything else, and for arrays of objects."""
+    """Return the kind and the data of a numpy array or number; ``None`` for anything else, and for arrays of
+    objects.
+    """
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(value, (numpy.generic, numpy.ndarray)) or not _is_storable(value.dtype):
         return None
@@ -100,7 +102,7 @@ def _is_storable(dtype: Any) -> bool:
 
 def _numpy_type(text: str) -> Any:
     dtype = sys.modules["numpy"].dtype(_typed(str, text))
-    if not _is_storable(dtype):  # arrays of objects are refused: the addresses of the objects would come from the file
+    if not _is_storable(dtype):  # an array of objects would take the addresses of its objects from the file
         raise TypeError(f"dtype {text} is not stored in checkpoints")
     return dtype
 

@@ -1,4 +1,4 @@
-"""A process that writes files for this one, from memory that both share: see writer_process.py."""
+"""Start a process that writes files from memory which it shares with this process: see writer_process.py."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _START_S = 60.0  # seconds within which the process must answer that it has star
 
 
 class WriterEndedError(Exception):
-    """The process has ended, or could not start; the message says how. It has changed no complete file."""
+    """The writing process has ended or could not start; the message says why. It has changed no complete file."""
 
 
 class Writer:
-    """The process that writes checkpoints, and the memory that it shares with this one.
+    """The process that writes checkpoints, and the memory that it shares with this process.
 
     Args:
         arena: the memory.
@@ -67,20 +67,20 @@ class Writer:
     def write(
         self, path: Path, records: Iterable[tuple[str, Any]], *, zipped: bool, new: bool = False
     ) -> dict[str, Any]:
-        """Write a file, durably and atomically, and return its ``size`` in bytes, its ``crc32``, and ``records``: for
-        each name the place in the file and the CRC-32.
+        """Write a file, durably and atomically. Return its ``size`` in bytes, its ``crc32``, and ``records``: by name,
+        each record's place in the file and CRC-32.
 
         Args:
             path: the file, in an existing folder.
-            records: names and contents: bytes, or tensors' storages, which are not copied if they are in the arena.
-            zipped: as a zip container, in which torch finds its records; else the contents alone, and ``records`` of
-                the result is filled.
-            new: never replace a file.
+            records: names and contents: bytes, or tensors' storages. Storages in the arena are not copied.
+            zipped: whether to write a zip container that torch reads. If False, the contents are written one after the
+                other without names, and ``records`` of the result is filled.
+            new: whether to raise an error instead of replacing a file.
 
         Raises:
-            FileExistsError: ``new`` was requested and there is such a file.
+            FileExistsError: ``new`` is true, and the file exists.
             OSError: the file could not be written; an earlier file is unchanged.
-            WriterEndedError: the process has ended.
+            WriterEndedError: the writing process has ended.
         """
         inline, listed = bytearray(), []
         for name, content in records:
@@ -107,7 +107,7 @@ class Writer:
         return answer
 
     def close(self) -> None:
-        """End the process; what it was writing is removed."""
+        """End the process, which removes the file that it has not completed."""
         self._end()
 
     def _answer(self) -> dict[str, Any]:

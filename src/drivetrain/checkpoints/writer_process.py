@@ -1,4 +1,5 @@
-"""The program of the process that writes checkpoints in the background. It imports no torch, so it starts at once.
+"""The program of the process that writes checkpoints in the background. It does not import torch, so that it starts
+fast.
 
 Its standard input is a connection, from which it gets orders, each a file to write, and on which it answers each. The
 bytes are in memory that the parent process shares, or follow the order. It ends when its parent ends; a file that is
@@ -33,7 +34,7 @@ _LOWEST_PRIORITY = 19
 
 
 class ParentEnded(BaseException):
-    """The process that gave the order has ended."""
+    """The parent process, which gave the order, has ended."""
 
 
 def main(memory: int, orders: int = 0) -> None:
@@ -114,7 +115,9 @@ class _Served:
         self._share, self._began, self._worked = _SHARE, -math.inf, 0.0
 
     def answer(self, order: Mapping[str, Any], content: bytes) -> dict[str, Any]:
-        """Write the file of ``order``; return its size and checksum and those of its records, or why it failed."""
+        """Write the file of ``order``; return its size and checksum and those of its records, or why the write
+        failed.
+        """
         if order["memory"] != len(self._map):
             self._map = mmap.mmap(self._memory, order["memory"], prot=mmap.PROT_READ)
         views = {True: memoryview(self._map), False: memoryview(content)}
@@ -133,13 +136,15 @@ class _Served:
             return {"errno": error.errno, "text": error.strerror or str(error), "file": str(path)}
 
     def _pace(self) -> None:
-        """Choose the share of the time in which this process works, so that it ends well before the next checkpoint."""
+        """Choose the share of the time in which this process works, so that it completes a file well before the next
+        checkpoint.
+        """
         now = time.monotonic()
         self._share = min(1.0, max(_SHARE, 2 * self._worked / (now - self._began)))
         self._began, self._worked = now, 0.0
 
     def _chunks(self, content: memoryview) -> Iterator[memoryview]:
-        """Return the parts of ``content``; rest after each, so that training is not slowed down."""
+        """Yield the parts of ``content``, with a pause after each, so that training is not slowed down."""
         for begin in range(0, content.nbytes, _CHUNK):
             began = time.monotonic()
             yield content[begin : begin + _CHUNK]

@@ -1,4 +1,4 @@
-"""Local checkpoint files, for tensors on XLA devices."""
+"""Write tensors on XLA devices to checkpoint files that can be read without torch_xla."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drivetrain.checkpoints.file import TorchCheckpointIO
 class XLACheckpointIO(TorchCheckpointIO):
     """Writes the files of :class:`TorchCheckpointIO`, with tensors in host memory and omegaconf's nodes as plain data.
 
-    These files can be read on a machine without torch_xla.
+    A machine without torch_xla can read these files.
     """
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""Base of clusters that start the program once on each machine, and set the main address as a variable."""
+"""Base class for clusters that start the program once on each machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POLL_S = 0.2
 
 
 def json_of(environ: Mapping[str, str], name: str) -> Any:
-    """Return the variable ``name``, which should hold JSON; ``None`` if it holds something else."""
+    """Return the variable ``name``, which should hold JSON; ``None`` if the variable holds something else."""
     try:
         return json.loads(environ.get(name, ""))
     except ValueError:
@@ -27,25 +27,26 @@ def json_of(environ: Mapping[str, str], name: str) -> Any:
 
 
 class MachinesEnvironment(LocalEnvironment, ABC):
-    """A cluster that starts the program once on each machine; that process starts the other ones of its machine.
+    """A cluster that starts the program once on each machine. The process that it starts there starts the machine's
+    other processes.
 
-    The Trainer takes the number of machines, and the number of devices if the cluster reserves them, from the cluster.
-    ``MASTER_ADDR`` and ``MASTER_PORT`` take precedence over the cluster's address and port.
+    The cluster tells the Trainer the number of machines and, if it reserves devices, their number. ``MASTER_ADDR`` and
+    ``MASTER_PORT`` take precedence over the cluster's address and port.
 
     Args:
         environ: the environment variables; ``None``: the variables of this process.
     """
 
     common_variables: ClassVar[tuple[str, ...]] = ()
-    """Members of ``variables`` that other systems set, too: one of them alone causes no warning."""
+    """Those of ``variables`` that other systems set, too. If only these are set, there is no warning."""
 
     address_timeout_s: float = 300.0
-    """How long to wait until this machine can resolve the main address, because other machines may start later."""
+    """Seconds to wait until this machine can resolve the main address, because the main machine may start later."""
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether the cluster has started the program on several machines; warns if only a part of ``variables`` is
-        set.
+        """Whether the cluster has started the program on several machines. Warns if some of ``variables`` are set, but
+        not all.
         """
         there = [name for name in cls.variables if environ.get(name)]
         if len(there) == len(cls.variables):
@@ -87,16 +88,17 @@ class MachinesEnvironment(LocalEnvironment, ABC):
         return nodes
 
     def _reserved(self, name: str) -> int | None:
-        return max(self.number(name, 0), 0) or None  # 0 GPUs: a machine that computes on its processors
+        return max(self.number(name, 0), 0) or None  # 0 GPUs: the job computes on the machines' processors
 
     def _port_of_cluster(self) -> int:
-        return DEFAULT_PORT  # fixed, because the machines cannot agree on a free port
+        return DEFAULT_PORT  # a fixed port, because the machines cannot agree on a free one
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Check the number of this machine, and compare the settings with the processes that a launcher has started.
+        """Check this machine's node rank, and compare the settings with the processes if another launcher has started
+        them.
 
         Raises:
-            ConfigurationError: the number is not one of the job's machines, or the settings differ.
+            ConfigurationError: the job has no machine with this node rank, or the settings differ from the processes.
         """
         if not 0 <= self.node_rank() < num_nodes:
             raise ConfigurationError(
@@ -112,7 +114,7 @@ class MachinesEnvironment(LocalEnvironment, ABC):
         Raises:
             ConfigurationError: the machine still cannot resolve it after ``address_timeout_s``.
         """
-        _ = self.main_address  # raises at once if the variables contradict each other
+        _ = self.main_address  # raises an error at once if the variables contradict each other
         deadline = time.monotonic() + self.address_timeout_s
         while True:
             try:

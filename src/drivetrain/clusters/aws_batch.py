@@ -10,7 +10,9 @@ from drivetrain.errors import ConfigurationError
 
 
 class AWSBatchEnvironment(MachinesEnvironment):
-    """Reads ``AWS_BATCH_JOB_NODE_INDEX``, ``AWS_BATCH_JOB_MAIN_NODE_INDEX``, ``AWS_BATCH_JOB_NUM_NODES`` and
+    """Reads the variables that AWS Batch sets on each node of a multi-node parallel job.
+
+    These are ``AWS_BATCH_JOB_NODE_INDEX``, ``AWS_BATCH_JOB_MAIN_NODE_INDEX``, ``AWS_BATCH_JOB_NUM_NODES`` and
     ``AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS``, which is not set on the main node.
 
     Source: https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
@@ -26,7 +28,7 @@ class AWSBatchEnvironment(MachinesEnvironment):
     )  # fmt: skip
 
     def _address_of_cluster(self) -> str:
-        """The main node's address. On the main node it is not set, but the loopback address is enough there."""
+        """The main node's address. On the main node, its variable is not set, and the loopback address suffices."""
         if address := self.environ.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"):
             return address
         if self.node_rank() == 0:
@@ -40,7 +42,7 @@ class AWSBatchEnvironment(MachinesEnvironment):
     num_nodes = reading("AWS_BATCH_JOB_NUM_NODES")
 
     def node_rank(self) -> int:
-        """The index of this node, counted from the main node, which is 0."""
+        """The index of this node, counted from the main node, which has index 0."""
         own, nodes = self.number("AWS_BATCH_JOB_NODE_INDEX"), self.num_nodes()
         counted = (own - self.number("AWS_BATCH_JOB_MAIN_NODE_INDEX")) % nodes
-        return counted if 0 <= own < nodes else own  # which validate_settings() refuses
+        return counted if 0 <= own < nodes else own  # an index out of range, which validate_settings() refuses

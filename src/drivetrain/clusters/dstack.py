@@ -1,4 +1,4 @@
-"""dstack: a distributed task, whose commands it runs once on each node."""
+"""dstack, which runs the commands of a distributed task once on each node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The contract of a cluster environment, which gives a process its ranks in the job; and the registry."""
+"""The contract of a cluster environment, which gives a process its ranks in the job, and the registry of all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -28,30 +30,31 @@ _FACTS = ("creates_processes_externally", "creates_children")
 
 
 class ClusterEnvironment:
-    """Reads the ranks of this process from the variables that the launcher has set.
+    """Reads the ranks of this process from the environment variables that the launcher has set.
 
     The base class reads the variables of ``torchrun``: ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE``, ``RANK``,
-    ``LOCAL_RANK`` and ``GROUP_RANK``. A subclass overrides the members that its cluster defines differently. The method
-    names of the first generation, ``master_address()``, ``master_port()`` and ``creates_children()``, may be called and
+    ``LOCAL_RANK`` and ``GROUP_RANK``. A subclass overrides the members whose values its cluster provides in another
+    way. Lightning's old methods ``master_address()``, ``master_port()`` and ``creates_children()`` may be called and
     overridden instead of the properties.
 
-    All numbers are ints. A subclass may return strings, as in the environment; if it returns ``None``, because its
-    variable is not set, the caller gets a ConfigurationError.
+    All numbers are ints. A method of a subclass may return a string from the environment, which is converted. If it
+    returns ``None``, because its variable is not set, the caller gets a ConfigurationError.
 
     Args:
-        environ: the variables; ``None``: the variables of the current process, also after the object was pickled to
-            another process.
+        environ: the environment variables; ``None``: those of the process in which the object is, even after it was
+            pickled to another process.
     """
 
     detect_priority: ClassVar[int | None] = None
-    """The priority in :func:`detect`, which tries the highest first; ``None``: used only if the user passes it.
+    """:func:`detect` tries the environment with the highest priority first; ``None``: only the user can choose this
+    environment.
 
-    drivetrain's own: Ray Train 600, torchrun 500, SLURM 400, LSF 300, Horovod 250, MPI 200, HTCondor 100; clusters that
-    start the program once on each machine 90 to 40; local 0.
+    The priorities of drivetrain's environments: Ray Train 600, torchrun 500, SLURM 400, LSF 300, Horovod 250, MPI 200,
+    HTCondor 100; clusters that start the program once on each machine 90 to 40; local 0.
     """
 
     evidence: ClassVar[str] = "its detect() returned True"
-    """What :meth:`detect` has found: a plan shows it as the reason."""
+    """What it means that :meth:`detect` has returned True; a plan shows this text as the reason."""
 
     variables: ClassVar[tuple[str, ...]] = ()
     """The variables that this cluster sets in each process."""
@@ -73,7 +76,7 @@ class ClusterEnvironment:
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether this process runs in such a cluster: by default, whether all of ``variables`` are set."""
+        """Whether this process runs in this kind of cluster: by default, whether all of ``variables`` are set."""
         return bool(cls.variables) and all(name in environ for name in cls.variables)
 
     @property
@@ -94,7 +97,7 @@ class ClusterEnvironment:
 
     @property
     def main_port(self) -> int:
-        """A port on rank 0's machine, free until rank 0 listens on it: ``MASTER_PORT``, otherwise the port from the
+        """A port on rank 0's machine, free until rank 0 listens there: ``MASTER_PORT``, otherwise the port from the
         cluster.
         """
         return self.number("MASTER_PORT") if "MASTER_PORT" in self.environ else self._port_of_cluster()
@@ -109,14 +112,16 @@ class ClusterEnvironment:
 
     _world_size: int | None = None
     _global_rank: int | None = None
-    _is_single_machine = False  # set after the user's settings were compared with the cluster
+    _is_single_machine = False  # set when the user's settings are compared with the cluster
 
     def world_size(self) -> int:
         """The number of processes in the job."""
         return self.number("WORLD_SIZE", self._world_size)
 
     def set_world_size(self, size: int) -> None:
-        """Set the number of processes, if this process starts the others; ignored if the cluster defines the number."""
+        """Set the number of processes, if this process starts the other processes. No effect if the cluster has started
+        them.
+        """
         if not self.creates_processes_externally:
             self._world_size = size
 
@@ -127,7 +132,9 @@ class ClusterEnvironment:
         return self.number("RANK", self._global_rank)
 
     def set_global_rank(self, rank: int) -> None:
-        """Set the global rank, if this process starts the others; ignored if the cluster defines the rank."""
+        """Set the global rank, if this process starts the other processes. No effect if the cluster has started
+        them.
+        """
         if not self.creates_processes_externally:
             self._global_rank = rank
 
@@ -140,7 +147,7 @@ class ClusterEnvironment:
         return self.number("GROUP_RANK", 0)
 
     def is_one_machine(self, num_nodes: int) -> bool:
-        """Whether all processes of the job are on this machine; they then use its loopback interface if possible.
+        """Whether all processes of the job are on this machine; if so, they use its loopback interface where possible.
 
         Args:
             num_nodes: the user's number of machines.
@@ -167,15 +174,16 @@ class ClusterEnvironment:
         """Return the number of processes that the cluster has started on this machine.
 
         Args:
-            num_nodes: the number of machines; all have the same number of processes.
+            num_nodes: the number of machines, each of which has the same number of processes.
         """
         return self.world_size() // max(num_nodes, 1)
 
     # ---- reporting -----------------------------------------------------------------------------------------------
 
     report_callback: str = ""
-    """The callback that the Trainer adds in this cluster, as "module:class"; "": none. The Trainer does not add it if
-    the user has passed a callback with this class name."""
+    """The callback that the Trainer adds in this cluster, as "module:class"; "": none. If the user has passed a
+    callback with this class name, the Trainer adds none.
+    """
 
     # ---- requeueing ----------------------------------------------------------------------------------------------
 
@@ -183,10 +191,10 @@ class ClusterEnvironment:
     """Whether a fit saves a checkpoint and requeues the job when the cluster announces the job's end."""
 
     requeue_signal: signal.Signals | None = None
-    """The signal with which the cluster announces the end."""
+    """The signal with which the cluster announces the job's end."""
 
     def requeue_id(self) -> str | None:
-        """The cluster's id of the job, which stays the same when it is requeued."""
+        """The cluster's id of the job, which stays the same when the job is requeued."""
         return None
 
     def restart_count(self) -> int:
@@ -194,7 +202,7 @@ class ClusterEnvironment:
         return 0
 
     def requeue(self) -> str | None:
-        """Requeue the job; called on global rank 0. Return ``None``, or the reason for the failure."""
+        """Requeue the job; called on global rank 0. Return ``None`` if this worked, otherwise the reason why not."""
         return f"{type(self).__name__} does not define requeue()."
 
     # ---- life ----------------------------------------------------------------------------------------------------
@@ -207,7 +215,8 @@ class ClusterEnvironment:
             num_nodes: the number of machines.
 
         Raises:
-            ConfigurationError: the settings differ from the cluster, so ranks would wait forever for missing ones.
+            ConfigurationError: the settings differ from the cluster's processes, so ranks would wait forever for
+                missing ranks.
         """
         if not self.creates_processes_externally:
             return
@@ -226,10 +235,11 @@ class ClusterEnvironment:
             )
 
     def validate_address(self) -> None:
-        """Check that the main address can be resolved here; called before the rendezvous, which would otherwise hang.
+        """Check that this machine can resolve the main address; called before the rendezvous, which would hang
+        otherwise.
 
         Raises:
-            ConfigurationError: this machine cannot resolve the name.
+            ConfigurationError: this machine cannot resolve the address.
         """
         address = self.main_address
         try:
@@ -276,10 +286,12 @@ def reading(name: str) -> Callable[[Any], int]:
 
 
 def _check_answers(cls: type[ClusterEnvironment], name: str) -> None:
-    """Wrap the member ``name`` of ``cls`` or its mixin, so that it returns the contract's type or raises an error."""
+    """Wrap the member ``name``, which ``cls`` or its mixin defines, so that it returns the contract's type or raises an
+    error.
+    """
     owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
     if owner is not cls and issubclass(owner, ClusterEnvironment):
-        return  # already wrapped in the class that defines it
+        return  # the member is already wrapped in the class that defines it
     member: Any = vars(owner).get(name)
 
     def answer(self: ClusterEnvironment) -> Any:
@@ -294,7 +306,7 @@ def _check_answers(cls: type[ClusterEnvironment], name: str) -> None:
 
 
 def _in_type(environment: ClusterEnvironment, name: str, given: Any, member: Any) -> Any:
-    """Return the value of the member ``name`` in the contract's type.
+    """Convert ``given``, which the member ``name`` has returned, to the contract's type.
 
     Raises:
         ConfigurationError: the value is ``None``, or not an integer where an integer is expected.
@@ -324,8 +336,8 @@ def _in_type(environment: ClusterEnvironment, name: str, given: Any, member: Any
 
 
 def _pair_names(cls: type[ClusterEnvironment], new: str, old: str) -> None:
-    """If ``cls`` defines only the property ``new``, or only the method ``old`` that Lightning had before it, define the
-    other one, too.
+    """If ``cls`` defines only the property ``new``, or only Lightning's older method ``old`` for the same value, define
+    the other.
     """
     own = vars(cls)
     if new in own and old not in own:
@@ -335,7 +347,7 @@ def _pair_names(cls: type[ClusterEnvironment], new: str, old: str) -> None:
         setattr(cls, new, property(own[old]))
 
 
-for _new, _old in _NAMES_OF_1.items():  # __init_subclass__ is not called for this class itself
+for _new, _old in _NAMES_OF_1.items():  # Python calls __init_subclass__ only for subclasses
     _pair_names(ClusterEnvironment, _new, _old)
 
 
@@ -345,7 +357,7 @@ class _Clusters(Registry[ClusterEnvironment]):
 
 
 ClusterRegistry = _Clusters("drivetrain.clusters", "environment", "cluster environment")
-"""The cluster environments by name: the files beside this one, and those of installed packages."""
+"""The cluster environments by name: environments in the files of this folder, and in installed packages."""
 
 
 def detect(

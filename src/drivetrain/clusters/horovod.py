@@ -1,4 +1,4 @@
-"""Horovod: processes that ``horovodrun`` has started, or Open MPI's ``mpirun`` if mpi4py is missing."""
+"""Horovod: processes that ``horovodrun`` has started, or that Open MPI's ``mpirun`` has started without mpi4py."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _BY_OPEN_MPI = {
     "rank": "OMPI_COMM_WORLD_RANK", "size": "OMPI_COMM_WORLD_SIZE", "local rank": "OMPI_COMM_WORLD_LOCAL_RANK",
     "local size": "OMPI_COMM_WORLD_LOCAL_SIZE", "job": "PMIX_NAMESPACE",
 }  # fmt: skip
-_PORTS = range(15_000, 20_000)  # below the ports that systems choose for outgoing connections
+_PORTS = range(15_000, 20_000)  # ports below those that systems choose for outgoing connections
 
 
 class HorovodEnvironment(ClusterEnvironment):
-    """Ranks from the variables of ``horovodrun``, or of Open MPI's ``mpirun``.
+    """Reads the ranks from the variables of ``horovodrun``, or of Open MPI's ``mpirun``.
 
-    On one machine the processes meet on its loopback interface, at ``MASTER_PORT`` or a port derived from the job's id.
-    On several machines, pass ``MASTER_ADDR`` and ``MASTER_PORT``, with ``mpirun -x MASTER_ADDR -x MASTER_PORT`` for
-    example; every machine must have the same number of processes.
+    If all processes are on one machine, they meet on its loopback interface, at ``MASTER_PORT`` or at a port derived
+    from the job's id. On several machines, pass ``MASTER_ADDR`` and ``MASTER_PORT``, with ``mpirun -x MASTER_ADDR -x
+    MASTER_PORT`` for example; every machine must have the same number of processes.
 
     Args:
         environ: the environment variables; ``None``: the variables of this process.
@@ -37,7 +37,9 @@ class HorovodEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether ``horovodrun`` has started this process; or ``mpirun`` several processes, and mpi4py is missing."""
+        """Whether ``horovodrun`` has started this process, or ``mpirun`` has started several processes and mpi4py is
+        missing.
+        """
         if environ.get(_BY_HOROVOD["size"], "1") != "1":
             return True
         if environ.get(_BY_OPEN_MPI["size"], "1") == "1" or find_spec("mpi4py") is not None:
@@ -70,5 +72,5 @@ class HorovodEnvironment(ClusterEnvironment):
         return self._number("local rank")
 
     def node_rank(self) -> int:
-        """The index of this machine: ranks are consecutive on a machine, and all machines have the same number."""
+        """The index of this machine. Ranks are consecutive on a machine, and all machines have equally many."""
         return self._number("rank") // self._number("local size")

@@ -20,12 +20,12 @@ _POLL_S = 0.2
 
 
 class HTCondorEnvironment(ClusterEnvironment):
-    """Rank and size are ``_CONDOR_PROCNO`` and ``_CONDOR_NPROCS``; every slot counts as a machine with one process.
+    """Reads the rank and the size from ``_CONDOR_PROCNO`` and ``_CONDOR_NPROCS``.
 
-    HTCondor does not provide rank 0's address, so rank 0 writes its address and a free port to a file that all slots
-    see, and the other ranks wait for this file. They accept the address only if a process listens there, because the
-    file may remain from an earlier run of the same job. ``MASTER_ADDR`` and ``MASTER_PORT``, if both are set, are used
-    instead of the file.
+    Every slot counts as a machine with one process. HTCondor does not provide rank 0's address, so rank 0 writes its
+    address and a free port to a file that all slots see, and the other ranks wait for this file. These ranks accept the
+    address only if a process listens there, because the file may remain from an earlier run of the same job.
+    ``MASTER_ADDR`` and ``MASTER_PORT``, if both are set, are used instead of the file.
 
     Args:
         contact_file: a path on a file system that all slots share; ``None``: a file in the job's folder, named after
@@ -64,11 +64,11 @@ class HTCondorEnvironment(ClusterEnvironment):
         return self._meeting()[1]
 
     def _meeting(self) -> tuple[str, int]:
-        """Return the address and the port of the rendezvous. Rank 0 publishes both at the first call; the others wait
-        for them.
+        """Return the address and the port of the rendezvous. At the first call, rank 0 publishes both in the file; the
+        other ranks wait for this file.
 
         Raises:
-            ConfigurationError: rank 0 was not reached in time, or there is no folder for the file.
+            ConfigurationError: rank 0 could not be reached in time, or there is no folder for the file.
         """
         if "MASTER_ADDR" in self.environ and "MASTER_PORT" in self.environ:
             return self.environ["MASTER_ADDR"], self.number("MASTER_PORT")
@@ -98,7 +98,7 @@ class HTCondorEnvironment(ClusterEnvironment):
     global_rank = reading("_CONDOR_PROCNO")
 
     def local_rank(self) -> int:
-        """0: a slot sees only its own devices."""
+        """Always 0, because a slot sees only its own devices."""
         return 0
 
     def node_rank(self) -> int:
@@ -112,7 +112,7 @@ class HTCondorEnvironment(ClusterEnvironment):
 
 
 def _publish(path: Path) -> tuple[str, int]:
-    """Write this machine's address and a free port, atomically."""
+    """Write this machine's address and a free port to the file ``path``, atomically, and return both."""
     contact = socket.gethostname(), free_port()
     try:
         files.write(path, json.dumps(contact).encode())
@@ -125,7 +125,9 @@ def _publish(path: Path) -> tuple[str, int]:
 
 
 def _find(path: Path, timeout_s: float) -> tuple[str, int]:
-    """Wait for the file, and for a process that listens at its address."""
+    """Wait for the file ``path``, and for a process that listens at the address in it; return the address and
+    the port.
+    """
     deadline = time.monotonic() + timeout_s
     seen = "the file has not appeared"
     while True:

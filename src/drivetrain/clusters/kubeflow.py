@@ -8,10 +8,11 @@ from drivetrain.clusters.environment import ClusterEnvironment
 class KubeflowEnvironment(ClusterEnvironment):
     """Reads ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE`` and ``RANK``. Every pod is a machine with one process.
 
-    It is the environment of the operator's first version. A TrainJob of Kubeflow Trainer v2 starts torchrun in its
-    pods, and needs no environment of its own.
+    It is for the operator's first version. A TrainJob of Kubeflow Trainer v2 needs no such environment, because its
+    pods start torchrun.
 
-    The Trainer never detects it, because these variables alone are ambiguous: pass it in ``Trainer(plugins=[...])``.
+    The Trainer never detects this environment, because other systems set the same variables. Pass it in
+    ``Trainer(plugins=[...])``.
 
     Args:
         environ: the environment variables; ``None``: the variables of this process.

@@ -1,4 +1,4 @@
-"""Kubernetes without an operator: an indexed Job, whose pods find each other through a headless service."""
+"""Kubernetes without an operator, for an indexed Job whose pods find each other through a headless service."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from drivetrain.clusters.environment import reading
 
 
 class KubernetesEnvironment(MachinesEnvironment):
-    """Reads ``JOB_COMPLETION_INDEX``, which Kubernetes sets in the pods of an indexed Job, and two variables of the
-    manifest: ``DRIVETRAIN_JOB_NODES``, the Job's ``completions``, and ``MASTER_ADDR``, the name of the first pod,
-    ``<job>-0.<service>``. ``drivetrain recipe k8s`` writes such a manifest.
+    """Reads ``JOB_COMPLETION_INDEX``, which Kubernetes sets in the pods of an indexed Job, and the Job's variables.
+
+    The Job's manifest sets two variables: ``DRIVETRAIN_JOB_NODES`` is the Job's number of ``completions``;
+    ``MASTER_ADDR`` is the name of the first pod, ``<job>-0.<service>``. ``drivetrain recipe k8s`` writes such a
+    manifest.
 
     Source: https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
 

@@ -1,4 +1,4 @@
-"""No cluster: this machine, or several on which the user starts the program by hand."""
+"""The environment without a cluster: one machine, or several machines on which the user starts the program by hand."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from drivetrain.errors import ConfigurationError
 
 
 class LocalEnvironment(ClusterEnvironment):
-    """The process that starts the others of its machine; or, if ``LOCAL_RANK`` is set, one of these.
+    """This process starts the other processes of its machine; if ``LOCAL_RANK`` is set, it is one of those others.
 
-    On several machines, the user starts the program once on each, with ``MASTER_ADDR``, ``MASTER_PORT`` and
-    ``NODE_RANK``.
+    For a job on several machines, the user starts the program once on each machine, with the variables ``MASTER_ADDR``,
+    ``MASTER_PORT`` and ``NODE_RANK``.
 
     Args:
         environ: the environment variables; ``None``: the variables of this process.
@@ -44,7 +44,7 @@ class LocalEnvironment(ClusterEnvironment):
         return DEFAULT_ADDRESS
 
     def _port_of_cluster(self) -> int:
-        """A port that was free at the first call; the other processes get this port."""
+        """A port that was free at the first call. Every process of the job gets this port."""
         if self._main_port is None:
             self._main_port = free_port()
         return self._main_port
@@ -67,7 +67,7 @@ class LocalEnvironment(ClusterEnvironment):
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Check that the variables are set: the main address if there are several machines, and the port in a process
-        that another one has started.
+        that another process has started.
 
         Raises:
             ConfigurationError: a variable is missing, or this machine's number is too large.
@@ -107,4 +107,4 @@ def free_port() -> int:
 
 
 LightningEnvironment = LocalEnvironment
-"""Lightning's name for it."""
+"""Lightning's name for :class:`LocalEnvironment`."""

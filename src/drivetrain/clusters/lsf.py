@@ -10,7 +10,7 @@ from drivetrain.errors import ConfigurationError
 
 
 class LSFEnvironment(ClusterEnvironment):
-    """One task per process. ``MASTER_ADDR`` and ``MASTER_PORT`` take precedence over values from the job.
+    """Each process is one task. ``MASTER_ADDR`` and ``MASTER_PORT`` take precedence over values from the job.
 
     Args:
         environ: the environment variables; ``None``: the variables of this process.
@@ -47,7 +47,9 @@ class LSFEnvironment(ClusterEnvironment):
         )
 
     def _hosts(self) -> list[str]:
-        """Return the compute hosts, each once, in order. The file's first line, the launching host, is skipped."""
+        """Return the compute hosts, each once, in order. The first line of LSF's file is skipped, because it names the
+        launching host.
+        """
         path = Path(self.environ.get("LSB_DJOB_RANKFILE", ""))
         try:
             lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]

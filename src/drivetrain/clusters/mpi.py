@@ -14,14 +14,14 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.local import free_port
 
-# Variables that the launchers of Open MPI, of MPICH and Intel, and of MVAPICH set. MPI itself is imported only if one
-# of these variables is set, because importing it in a process without a launcher may end that process.
+# Variables with the number of processes, set by the launchers of Open MPI, of MPICH and Intel, and of MVAPICH. mpi4py
+# is imported only if one of them is set, because importing it without a launcher may end the process.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 @dataclass(frozen=True)
 class _Job:
-    """The machine of each rank, in order, and the address and port of rank 0."""
+    """This process's rank, the machine of each rank in order, and the address and port of rank 0."""
 
     rank: int
     hosts: tuple[str, ...]
@@ -29,9 +29,10 @@ class _Job:
 
 
 class MPIEnvironment(ClusterEnvironment):
-    """Ranks and sizes from MPI's world, through mpi4py; address and port are rank 0's, unless ``MASTER_*`` are set.
+    """Takes ranks and sizes from MPI's world, through mpi4py.
 
-    The first use of any member is a collective operation, in which all ranks must take part.
+    The main address and port are rank 0's, unless ``MASTER_ADDR`` and ``MASTER_PORT`` are set. The first use of any
+    member is a collective operation, so all ranks must use one.
 
     Args:
         environ: the environment variables; ``None``: the variables of this process.
@@ -42,7 +43,7 @@ class MPIEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether MPI's world has several processes; warns if mpi4py, which is needed for this, is missing."""
+        """Whether MPI's world has several processes; warns if mpi4py, which is needed to find out, is missing."""
         started = next((environ[name] for name in _SIZES if environ.get(name, "1") != "1"), None)
         if started is None:
             return False
@@ -77,7 +78,7 @@ class MPIEnvironment(ClusterEnvironment):
         return self._job.rank
 
     def local_rank(self) -> int:
-        """The number of lower ranks on this machine."""
+        """The number of ranks on this machine that are lower than this one."""
         job = self._job
         return job.hosts[: job.rank].count(job.hosts[job.rank])
 

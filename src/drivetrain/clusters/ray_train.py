@@ -1,4 +1,4 @@
-"""Ray Train: its TorchTrainer runs a training function in the workers that it has started."""
+"""Ray Train, whose TorchTrainer runs a training function in workers that it starts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def is_worker(environ: Mapping[str, str] = os.environ) -> bool:
         return False
     try:
         return environ["RANK"] == str(train.get_context().get_world_rank())
-    except Exception:  # outside of a worker, versions of Ray raise different errors
+    except Exception:  # outside a worker, the error depends on the version of Ray
         return False
 
 
 class RayTrainEnvironment(ClusterEnvironment):
-    """A worker of Ray Train, in which ``TorchTrainer`` has set ``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE``
-    and ``LOCAL_WORLD_SIZE``, and has created the process group.
+    """A worker of Ray Train, in which ``TorchTrainer`` has set the ranks and created the process group.
 
+    The variables are ``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE`` and ``LOCAL_WORLD_SIZE``.
     ``ScalingConfig`` defines the number of workers, and Ray chooses their machines. So the Trainer's ``num_nodes`` has
     no effect, and ``devices`` should be left out.
 
@@ -32,7 +32,8 @@ class RayTrainEnvironment(ClusterEnvironment):
         environ: the environment variables; ``None``: the variables of this process.
     """
 
-    detect_priority = 600  # a worker inherits the variables of SLURM or torchrun, if these have started the Ray cluster
+    # the highest: a worker inherits the variables of SLURM or torchrun if these have started the Ray cluster
+    detect_priority = 600
     evidence = "this process is a worker of Ray Train"
     report_callback = "drivetrain.integrations.ray:RayTrainReportCallback"
 
@@ -53,8 +54,8 @@ class RayTrainEnvironment(ClusterEnvironment):
     def devices_of_processes(self, count: int) -> list[int]:
         """Return the first device of each worker.
 
-        A worker sees the devices of all workers of its machine, ordered by worker. All workers have the same number of
-        devices, or several workers share one device.
+        A worker sees the devices of all workers of its machine, ordered by worker. Either all workers have the same
+        number of devices, or several workers share a device.
         """
         workers = self.local_world_size(1)
         return [rank * count // workers for rank in range(workers)]
@@ -63,7 +64,7 @@ class RayTrainEnvironment(ClusterEnvironment):
         """Check that there is one device for each worker on this machine.
 
         Raises:
-            ConfigurationError: there are fewer or more.
+            ConfigurationError: the numbers of devices and workers differ.
         """
         if num_devices != (workers := self.local_world_size(num_nodes)):
             raise ConfigurationError(

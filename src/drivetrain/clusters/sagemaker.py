@@ -1,4 +1,4 @@
-"""SageMaker: its training toolkit runs the program once on each instance of a training job."""
+"""SageMaker, whose training toolkit runs the program once on each instance of a training job."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class SageMakerEnvironment(MachinesEnvironment):
         return self._reserved("SM_NUM_GPUS")
 
     def node_rank(self) -> int:
-        """The index of this host in the list.
+        """The index of this host in ``SM_HOSTS``.
 
         Raises:
-            ConfigurationError: it is not in the list.
+            ConfigurationError: this host is not in ``SM_HOSTS``.
         """
         hosts, own = self._hosts(), self.environ["SM_CURRENT_HOST"]
         if own not in hosts:

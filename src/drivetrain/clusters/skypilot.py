@@ -1,4 +1,4 @@
-"""SkyPilot: it runs the program once on each node of a task."""
+"""SkyPilot, which runs the program once on each node of a task."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from drivetrain.clusters.environment import reading
 
 
 class SkyPilotEnvironment(MachinesEnvironment):
-    """Reads ``SKYPILOT_NODE_IPS`` (one address in each line), ``SKYPILOT_NODE_RANK`` and
-    ``SKYPILOT_NUM_GPUS_PER_NODE``.
+    """Reads ``SKYPILOT_NODE_IPS``, ``SKYPILOT_NODE_RANK`` and ``SKYPILOT_NUM_GPUS_PER_NODE``.
+
+    The first of these has one address in each line.
 
     Source: https://docs.skypilot.co/en/stable/running-jobs/environment-variables.html
 

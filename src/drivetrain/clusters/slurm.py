@@ -16,18 +16,19 @@ from drivetrain.errors import ConfigurationError
 _INTERACTIVE = ("bash", "interactive")  # job names of srun --pty bash and salloc
 _PATIENCE_S = 60
 _PORTS = range(15_000, 25_000)
-_BETWEEN_STEPS = 6_181  # about 0.618 of the range, so that the first multiples are far from each other and from 0
+# distance of the ports of two steps: about 0.618 of the range, so that the ports of the first steps are far apart
+_BETWEEN_STEPS = 6_181
 
 
 class SLURMEnvironment(ClusterEnvironment):
-    """One task per process: ``srun python train.py`` with ``--ntasks-per-node`` equal to ``devices``.
+    """Each process is one task: ``srun python train.py`` with ``--ntasks-per-node`` equal to ``devices``.
 
     ``MASTER_ADDR`` and ``MASTER_PORT`` take precedence over values from the job. In an interactive job (named "bash" or
     "interactive"), the program counts as started by hand.
 
     Args:
         auto_requeue: whether to requeue the job when SLURM announces its end.
-        requeue_signal: the signal of that announcement; ``None``: SIGUSR1.
+        requeue_signal: the signal with which SLURM announces the end; ``None``: SIGUSR1.
         environ: the environment variables; ``None``: the variables of this process.
     """
 
@@ -46,10 +47,10 @@ class SLURMEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether this process is a task of a job. Warn if ``srun`` is available but not used, or has no effect.
+        """Whether this process is a task of a job; warns if ``srun`` is available but not used, or has no effect.
 
-        A process that Open MPI's ``mpirun`` starts inside a job is not a task, although it inherits a task's variables;
-        neither is the program of a SkyPilot task, which SkyPilot starts once on each machine of a job.
+        A process that Open MPI's ``mpirun`` starts inside a job is not a task, although it inherits a task's variables.
+        The program of a SkyPilot task, which runs once on each machine of a job, does not count as a task either.
         """
         if "OMPI_COMM_WORLD_RANK" in environ or _is_of_skypilot(environ):
             return False
@@ -70,7 +71,7 @@ class SLURMEnvironment(ClusterEnvironment):
     # ---- rendezvous -------------------------------------------------------------------------------------------------
 
     def _address_of_cluster(self) -> str:
-        """The first node of this step, otherwise of the job."""
+        """The first node of this step; if its nodes are not known, of the job."""
         for name in ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST"):
             if nodes := self.environ.get(name):
                 return self.resolve_root_node_address(nodes)
@@ -78,14 +79,14 @@ class SLURMEnvironment(ClusterEnvironment):
 
     @staticmethod
     def resolve_root_node_address(nodes: str) -> str:
-        """Return the first node of a list in SLURM's form, by the name under which other nodes reach it."""
+        """Return the name of the first node in a list in SLURM's form."""
         return first_node(nodes)
 
     def _port_of_cluster(self) -> int:
         """A port that every task derives from the job's id.
 
-        The port is 15000 plus the id's last four digits; later steps of a job get other ports, so that they can run at
-        the same time.
+        The port is 15000 plus the id's last four digits; later steps of the same job get other ports, so that several
+        steps can run at the same time.
         """
         if (job := self.job_id()) is None:
             return DEFAULT_PORT
@@ -141,7 +142,7 @@ class SLURMEnvironment(ClusterEnvironment):
     # ---- the user's settings ----------------------------------------------------------------------------------------
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Compare the tasks with ``devices`` and ``num_nodes``.
+        """Compare SLURM's tasks with ``devices`` and ``num_nodes``.
 
         Raises:
             ConfigurationError: the settings differ from the tasks, the number of tasks per node is not set, or ``srun``
@@ -172,12 +173,14 @@ class SLURMEnvironment(ClusterEnvironment):
 
 
 def _in_a_step(environ: Mapping[str, str]) -> bool:
-    """Whether ``srun`` has started this process; older versions of SLURM set only SLURM_STEPID."""
+    """Whether ``srun`` has started this process. Older versions of SLURM set SLURM_STEPID instead of SLURM_STEP_ID."""
     return "SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ
 
 
 def _is_of_skypilot(environ: Mapping[str, str]) -> bool:
-    """Whether SkyPilot has started the tasks of this step, one on each machine, and not an ``srun`` in its task."""
+    """Whether SkyPilot has started the tasks of this step, one on each machine. False if an ``srun`` inside SkyPilot's
+    task has started them.
+    """
     machines = len(environ.get("SKYPILOT_NODE_IPS", "").split())
     sky = (str(machines), environ.get("SKYPILOT_NODE_RANK"))
     return machines > 0 and sky == (environ.get("SLURM_NTASKS"), environ.get("SLURM_PROCID"))

@@ -1,4 +1,4 @@
-"""``torchrun``, and other launchers based on torch's elastic agent."""
+"""The environment of ``torchrun``, and of other launchers that are based on torch's elastic agent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from drivetrain.clusters.environment import ClusterEnvironment
 
 
 class TorchElasticEnvironment(ClusterEnvironment):
-    """A process started by ``torchrun``, which exports the variables that the base class reads.
+    """The process was started by ``torchrun``, which sets the variables that the base class reads.
 
     Args:
         environ: the environment variables; ``None``: the variables of this process.

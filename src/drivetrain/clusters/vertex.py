@@ -1,4 +1,4 @@
-"""Google's Vertex AI: a custom training job with several replicas, on each of which it runs the program once."""
+"""Google's Vertex AI, which runs the program once on each replica of a custom training job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from drivetrain.clusters._machines import MachinesEnvironment, json_of
 from drivetrain.clusters.environment import DEFAULT_PORT
 from drivetrain.errors import ConfigurationError
 
-_POOLS = ("workerpool0", "workerpool1")  # the primary replica and the workers; not parameter servers and evaluators
+# the pools that train, with the primary replica and the workers; other pools have parameter servers and evaluators
+_POOLS = ("workerpool0", "workerpool1")
 
 
 class VertexEnvironment(MachinesEnvironment):
@@ -34,10 +35,11 @@ class VertexEnvironment(MachinesEnvironment):
         return len(self._replicas())
 
     def node_rank(self) -> int:
-        """The index of this replica among those that train.
+        """The index of this replica among the replicas that train.
 
         Raises:
-            ConfigurationError: it is a parameter server or an evaluator, or its pool has no such replica.
+            ConfigurationError: this replica is a parameter server or an evaluator, or its pool has no replica with its
+                index.
         """
         task = json_of(self.environ, "CLUSTER_SPEC")["task"]
         pool, index = task.get("type"), task.get("index", 0)

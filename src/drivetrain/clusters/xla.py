@@ -1,4 +1,4 @@
-"""torch_xla: its runtime numbers the replicas of a job."""
+"""torch_xla, whose runtime numbers the replicas of a job."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NO_PORT = -1
 
 
 class XLAEnvironment(ClusterEnvironment):
-    """The ranks of a job whose processes torch_xla's ``xmp.spawn`` starts, from torch_xla's runtime.
+    """Takes the ranks from torch_xla's runtime, for a job whose processes ``xmp.spawn`` starts.
 
     Reading a rank starts the runtime in this process. The replicas find each other without an address. ``XLAStrategy``
-    creates this environment; it is never detected.
+    creates this environment; the Trainer never detects it.
 
     Args:
         environ: ignored.
@@ -25,7 +25,7 @@ class XLAEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether torch_xla is installed and its device is configured."""
+        """Whether torch_xla is installed, and ``PJRT_DEVICE`` selects its device."""
         return "PJRT_DEVICE" in environ and find_spec("torch_xla") is not None
 
     @property

@@ -1,4 +1,4 @@
-"""How the processes of a job are started: one file per launcher."""
+"""Launchers, which start the processes of a job: one file per launcher."""
 
 from drivetrain.base.lazy import public
 

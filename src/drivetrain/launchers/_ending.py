@@ -55,13 +55,13 @@ class Ending:
     Args:
         board: the board of this machine's ranks; ``None``: there is no board.
         stop_timeout_s: seconds for the ranks to save.
-        echo_s: seconds to wait after the first failure. That rank may only have lost its connection, and the rank that
-            caused the failure reports within this time.
+        echo_s: seconds to wait after the first failure. The rank with this failure may only have lost its connection to
+            another rank, which failed first but reports later.
         clock: a monotonic clock, in seconds.
 
     Attributes:
-        deadline: the time at which the ranks are killed, by that clock; ``inf``: never.
-        by_signal: a signal has asked a rank to end, so the ranks have ``stop_timeout_s``.
+        deadline: the time of ``clock`` at which the ranks are killed; ``inf``: never.
+        by_signal: whether a signal has asked a rank to end; then the ranks have ``stop_timeout_s``.
     """
 
     board: Board | None
@@ -106,7 +106,8 @@ class Ending:
                 raise LaunchError(text, ranks[0], 1)
 
     def look(self, running: Sequence[int], *, asked: bool, failed: bool) -> bool:
-        """Update the deadline when ranks have failed or were asked to end; return whether this is the first call.
+        """Update the deadline when ranks have failed or were asked to end; return whether this is the first such
+        update.
 
         Args:
             running: the local ranks that still run.

@@ -1,4 +1,6 @@
-"""Check that this process can be forked: a forked process has its memory, but neither its threads nor its devices."""
+"""Check that this process can be forked: a forked process has this process's memory, but neither its threads nor its
+devices.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ def check_fork(threads: int | None, timeout_s: float) -> None:
 
     Args:
         threads: the number of torch's threads in forked processes; ``None``: as in this process.
-        timeout_s: seconds to wait; a parallel operation takes milliseconds, but a forked process that waits for missing
-            threads hangs forever.
+        timeout_s: seconds to wait for a parallel operation in a forked process. It takes milliseconds, or hangs forever
+            if the process waits for missing threads.
 
     Raises:
         ConfigurationError: a forked process cannot compute.
@@ -45,7 +47,7 @@ def check_fork(threads: int | None, timeout_s: float) -> None:
 
 
 def _compute(threads: int | None) -> None:
-    """Run an operation that is large enough for torch to use its threads."""
+    """Run an operation that is so large that torch uses its threads."""
     if threads is not None:
         torch.set_num_threads(threads)
     x = torch.ones(512, 512, requires_grad=True)

@@ -1,4 +1,6 @@
-"""The state that a process passes to processes that it starts: variables, switches, random state."""
+"""The state that a process passes to processes that it starts: environment variables, torch's switches, random
+state.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from drivetrain.base.seed import set_rng_state
 
 T = TypeVar("T")
 
-# torch's newer switches for float32 or TF32.
+# Names of torch's newer switches, which choose float32 or TF32; "" is the one for all operations.
 _FP32_PRECISION = (
     "", "cuda.matmul", "cudnn", "cudnn.conv", "cudnn.rnn", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn",
 )  # fmt: skip
@@ -27,16 +29,17 @@ _FP32_PRECISION = (
 class ProcessState:
     """The process-wide state that a program may have set before its processes start.
 
-    A device's generators are only seeded: reading them would make this launching process use the device.
+    Of a device's generators only the seed is passed, because reading their state would make this process use the
+    device.
     """
 
     environ: dict[str, str]
     rng: dict[str, Any]
     seed: int
-    deterministic: tuple[bool, bool, bool]  # deterministic algorithms: on, warn only, fill uninitialized memory
+    deterministic: tuple[bool, bool, bool]  # deterministic algorithms: on, warn only, fill memory
     cudnn: tuple[bool, bool, bool]  # enabled, benchmark, deterministic
     fp32_precision: dict[str, str]
-    matmul_precision: str | None  # torch's older switch; None if it cannot represent the newer ones
+    matmul_precision: str | None  # torch's older switch; None if it cannot represent the newer switches
     cudnn_tf32: bool | None
     default_dtype: torch.dtype
     parity: parity.Parity
@@ -62,7 +65,9 @@ class ProcessState:
         )
 
     def apply(self, ranks: Mapping[str, str]) -> None:
-        """Apply the state to this process, and set ``ranks``, the environment variables with its rank."""
+        """Apply the state to this process, and set the environment variables in ``ranks``, which contain this process's
+        rank.
+        """
         os.environ.update({**self.environ, **ranks})
         torch.manual_seed(self.seed)
         set_rng_state(self.rng)
@@ -77,9 +82,10 @@ class ProcessState:
         parity.use(self.parity)
 
     def _apply_fp32_precision(self) -> None:
-        """Set torch's switches for float32; torch refuses its older switches after the newer ones were used."""
+        """Set torch's switches for float32; torch refuses its older switches after the newer switches were used."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch has already warned the program about its use of the older switches
+            # torch has already given these warnings where the program set the older switches
+            warnings.simplefilter("ignore")
             if self.matmul_precision not in (None, _unless_mixed(torch.get_float32_matmul_precision)):
                 torch.set_float32_matmul_precision(self.matmul_precision)
             if self.cudnn_tf32 not in (None, _unless_mixed(lambda: torch.backends.cudnn.allow_tf32)):

@@ -1,6 +1,6 @@
-"""A process in a Ray actor; imported only if Ray is used.
+"""The process in a Ray actor that becomes a rank. This file is imported only if Ray is used.
 
-Objects are pickled by Ray's cloudpickle, which includes classes that are in no importable module: those of the
+Ray's cloudpickle pickles the objects, because it includes classes that no other process can import: those of the
 program's own file or of a notebook.
 """
 
@@ -39,10 +39,10 @@ class Origin:
 
     Attributes:
         node: Ray's id of the launching process's machine.
-        directory: its working directory.
-        path: its ``sys.path``.
-        argv: its command line.
-        state: its environment variables, torch's global settings, and its random state.
+        directory: the launching process's working directory.
+        path: the launching process's ``sys.path``.
+        argv: the launching process's command line.
+        state: the launching process's environment variables, torch settings and random state.
     """
 
     node: str
@@ -65,11 +65,11 @@ class RayActor:
         return Seat(context.get_node_id(), ray.util.get_node_ip_address(), free_port(), os.getpid(), hiding)
 
     def run(self, variables: Mapping[str, str], threads: str | None, origin: bytes, call: bytes) -> bytes | Ended:
-        """Become a rank and call the function; return rank 0's result, or the failure.
+        """Become a rank and call the function; return the pickled result (empty except for rank 0), or the failure.
 
         Args:
-            variables: the environment variables with its rank.
-            threads: ``OMP_NUM_THREADS``; ``None``: Ray's value.
+            variables: the environment variables with the rank.
+            threads: ``OMP_NUM_THREADS``; ``None``: the value that Ray has set.
             origin: an :class:`Origin`.
             call: the function, its arguments and keyword arguments.
         """
@@ -84,10 +84,10 @@ class RayActor:
 
 
 def _handle_signals() -> None:
-    """Restore Python's default signal handling, so that a fit saves after SIGTERM and SIGINT.
+    """Replace Ray's signal handlers with Python's default handlers, so that a fit saves after SIGTERM and SIGINT.
 
-    Ray ends its processes at once after SIGTERM, and lets them block SIGINT. The launching process forwards both; this
-    process leaves its process group, so that it does not also get the terminal's signal.
+    With Ray's handlers, SIGTERM ends the process at once, and SIGINT is blocked. The launching process forwards both
+    signals. This process leaves its process group, so that it does not get a second signal from the terminal.
     """
     with suppress(OSError):  # the process already leads a group
         os.setsid()
@@ -105,10 +105,10 @@ def send_signal(pids: Sequence[int], number: int) -> None:
 
 
 def packed(value: Any, what: str, cure: str) -> bytes:
-    """Return ``value`` pickled for another process, perhaps on another machine.
+    """Return ``value`` pickled for another process, which may be on another machine.
 
     Args:
-        value: tensors in it are pickled by value, and unpickled in host memory.
+        value: any value; its tensors are pickled by value, and unpickled in host memory.
         what: the value's name in a message.
         cure: what to do if ``value`` cannot be pickled.
 
@@ -133,16 +133,16 @@ class _Portable(cloudpickle.Pickler):  # type: ignore[misc]  # Ray is not instal
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, torch.Tensor):
             return super().reducer_override(obj)
-        # includes tensors inside a Parameter
+        # a Parameter is pickled as a tensor that this line sees, too
         if obj.device.type not in (HOST.type, "meta") and type(obj) is torch.Tensor:
             obj = obj.detach().to(HOST).requires_grad_(obj.requires_grad)
         return child.by_value(obj, self._memories)
 
 
 def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -> None:
-    """Make this process like one that the launching process would have started on its own machine."""
+    """Give this process the state that a process has which the launching process starts on its own machine."""
     state = origin.state
-    # on another machine, variables that are set there are kept
+    # on another machine, a variable that is set there keeps its value
     if ray.get_runtime_context().get_node_id() != origin.node:
         missing = {name: value for name, value in state.environ.items() if name not in os.environ}
         state = replace(state, environ=missing)
@@ -151,7 +151,7 @@ def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -
     sys.argv[:] = origin.argv
     sys.path.extend(entry for entry in origin.path if entry not in sys.path)
     state.apply({**variables, **({} if threads is None else {"OMP_NUM_THREADS": threads})})
-    if threads is not None and threads.isdigit():  # torch has already read the variable
+    if threads is not None and threads.isdigit():  # set directly, because torch has already read the variable
         torch.set_num_threads(int(threads))
 
 
@@ -172,7 +172,7 @@ def _ended(error: BaseException) -> Ended:
         summary = "ended before its function returned; what it wrote stands above."
         return Ended(Failure(time.monotonic(), summary, "Return in place of calling sys.exit()."), code)
     failure = child.failure_of(error)
-    with suppress(Exception):  # an exception that cannot be pickled stays a text
+    with suppress(Exception):  # an exception that cannot be pickled is reported as text only
         # cloudpickle, because the exception's class may be defined in the program's own file
         failure = replace(failure, exception=cloudpickle.dumps(error))
     return Ended(failure)

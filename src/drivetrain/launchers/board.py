@@ -1,9 +1,10 @@
-"""The board on which a rank shows its progress to the process that watches it: integers in shared memory, and files.
+"""The board, on which each rank shows its progress to the process that watches the ranks: integers in shared memory,
+and files.
 
-The loops write their progress into these integers anyway, so watching adds no call to a step. The files are in a folder
-that only this user may enter. The launching process creates the folder before the ranks start and removes it after they
-have ended; if another launcher has started the ranks, local rank 0 creates it, and the watcher that rank 0 starts
-removes it.
+The loops count their progress in these integers, so watching adds no call to a step. The files are in a folder that
+only this user may enter. The launching process creates the folder before the ranks start, and removes it after they
+have ended. If another program has started the ranks, local rank 0 creates the folder, and the watching process that
+local rank 0 starts removes it.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ rank starts do not inherit it."""
 
 PHASE, BATCHES, STEP, STORING, SHOWN, SAVING, SAVES, STALL, PID, NAMESPACE, ENGINE = range(11)
 """Indices of a rank's integers: the phase; batches begun; optimizer steps; running saves for which the rank waits;
-whether a run has begun; whether the rank saves because of a failure; whether it would; milliseconds without progress
-before a report, or 0 in a run with one process; the process id; the namespace of this id; whether the program uses an
-Engine."""
+whether a run has begun; whether the rank now saves because of a failure; whether it would save after a failure;
+milliseconds without progress before a report, or 0 in a run with one process; the process id; the namespace of this id;
+whether the program uses an Engine.
+"""
 
 FOLDER = "drivetrain-"
 """The prefix of the name of a board's folder."""
 
 SAVE_BEGINS_S = 5.0
-"""Seconds after another rank's failure within which a rank must begin to save."""
+"""Seconds within which a rank must begin to save after another rank has failed."""
 
 _RUN = "run"
 _WORDS = 16
@@ -49,7 +51,7 @@ def phase_name(number: int) -> str:
 
 
 class Sheet:
-    """One rank's part of the board, in that rank's process.
+    """The part of the board to which one rank writes, for use in that rank's process.
 
     Args:
         folder: the board's folder.
@@ -64,25 +66,28 @@ class Sheet:
             self.words: Any = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
         self.words[PID], self.words[NAMESPACE] = os.getpid(), _namespace()
         if not faulthandler.is_enabled():
-            self._stacks = open(folder / f"{local_rank}.stacks", "w")  # noqa: SIM115  a dying process writes to it
+            # open until this process dies: if a signal kills it, it writes its stacks to this file
+            self._stacks = open(folder / f"{local_rank}.stacks", "w")  # noqa: SIM115
             faulthandler.enable(self._stacks)
 
     def forget_failure(self) -> None:
-        """Remove the report of an earlier run's failure: the program has caught that exception."""
+        """Remove the report of an earlier run's failure, whose exception the program has caught."""
         for kind in ("failure", "collective"):
             (self.folder / f"{self.local_rank}.{kind}").unlink(missing_ok=True)
 
     def note_run_folder(self, path: str) -> None:
-        """Write the folder of the run's logs, for the watching process."""
+        """Write the path of the run's folder, where its logs are, for the watching process."""
         (self.folder / _RUN).write_text(os.path.abspath(path))
 
     def note_collective(self, text: str) -> None:
-        """Write the collective in or after which this rank has failed, for the report: "in ..." or "after ..."."""
+        """Write for the report the collective in or after which this rank has failed, as "in ..." or "after ..."."""
         (self.folder / f"{self.local_rank}.collective").write_text(text)
 
 
 def _namespace() -> int:
-    """Return the id of this process's PID namespace, of which each container has one; 0 if the system has none."""
+    """Return the id of this process's PID namespace; 0 if the system has no such namespaces. Each container has its
+    own.
+    """
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -93,19 +98,21 @@ _own: list[Sheet] = []  # the sheet of this process
 
 
 def join_board(folder: Path, local_rank: int) -> Sheet:
-    """Return this rank's sheet of a board that exists already; :func:`own_sheet` then returns it too."""
+    """Return a new sheet for this rank of a board that exists already. From now on, :func:`own_sheet` returns this
+    sheet.
+    """
     _own[:] = [Sheet(folder, local_rank)]
     return _own[0]
 
 
 def leave_board() -> None:
-    """Forget the sheet in a forked copy of a rank: only the rank itself writes to it."""
+    """Forget the rank's sheet in a process that was forked from the rank, because only the rank writes to the sheet."""
     os.environ.pop(BOARD, None)
     _own.clear()
 
 
 def own_sheet() -> Sheet | None:
-    """Return this rank's sheet of the board; ``None`` if the rank was not started with one and has joined none."""
+    """Return this rank's sheet of the board; ``None`` if the rank was not started with a board and has joined none."""
     folder = os.environ.pop(BOARD, "")
     if folder and "LOCAL_RANK" in os.environ:
         try:
@@ -154,7 +161,7 @@ class Board:
 
     @property
     def run_folder(self) -> str:
-        """The folder of the run, where its logs are; "" before the first one."""
+        """The folder of the run, where its logs are; "" before the first run."""
         return self._text(_RUN)
 
     def words(self, local_rank: int) -> Sequence[int]:
@@ -189,7 +196,7 @@ class Board:
         return bool(words[SHOWN] and words[PHASE])
 
     def note_collective(self, local_rank: int, text: str) -> None:
-        """Write the collective in which a rank waits, for the report."""
+        """Write for the report the collective in which a rank waits."""
         (self.folder / f"{local_rank}.collective").write_text(text)
 
     def stacks(self, local_rank: int) -> str:
@@ -208,7 +215,7 @@ class Board:
         Args:
             local_rank: the local rank that failed first.
             pid: the process id of that rank.
-            end: how the rank's process ended, as text that follows the rank's name.
+            end: how that rank's process ended, as text that follows the rank's name.
             text: the rank's traceback; "" if the rank has written none.
         """
         lines = [f"Rank {self.ranks[local_rank]} of {self.world_size} (process {pid}) {end} {self.place(local_rank)}."]

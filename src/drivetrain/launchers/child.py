@@ -1,7 +1,7 @@
-"""Run in a started process: apply the launching process's state, call the function, and report its result.
+"""What a started process does: apply the launching process's state, call the function, and report its result.
 
-Reports are files in a folder that only this user may enter. One process of the job writes them and another reads them,
-so unpickling them is as safe as the program itself.
+Reports are files in a folder that only this user may enter. The reports are pickled, but both writer and reader are
+processes of the job, so unpickling is as safe as the program.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from drivetrain.launchers.tracebacks import place_of_user, traceback_of_user
 
 T = TypeVar("T")
 
-# the environment variable that makes torch.load refuse objects, despite weights_only=False
+# the environment variable with which torch.load refuses objects even if weights_only=False
 _PLAIN_DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
 class Sealed(Generic[T]):
-    """A value for another process, unpickled there when that process is ready.
+    """A value for another process, which unpickles it only when :meth:`open` is called.
 
-    Tensors are pickled by value: torch would move them into shared memory, where replicas would train each other's
-    weights, and whose size hosts often limit. Tensors that are already in shared memory stay shared.
+    Tensors are pickled by value. Otherwise torch would move them into shared memory, where all replicas would train the
+    same weights; besides, the size of shared memory is often limited. Tensors that are already in shared memory stay
+    shared.
     """
 
     _pickled: bytes = b""
@@ -56,7 +57,7 @@ class Sealed(Generic[T]):
         self._value = value
 
     def open(self) -> T:
-        """Return the value; this may import user code."""
+        """Return the value. Unpickling it may import user code."""
         if not self._pickled:
             return self._value
         return pickle.loads(self._pickled)
@@ -92,8 +93,8 @@ class _ByValue(ForkingPickler):
 
 
 class _Trail(pickle._Pickler):
-    """A Python pickler without output. After an exception, ``held`` is the path of objects to the one that could not be
-    pickled.
+    """A pickler, written in Python, that writes nothing. After an exception, ``held`` lists the nested objects, from
+    the outermost to the one that cannot be pickled.
     """
 
     def __init__(self) -> None:
@@ -107,12 +108,14 @@ class _Trail(pickle._Pickler):
 
     def save(self, obj: Any, save_persistent_id: bool = True) -> None:
         self.held.append(obj)
-        super().save(obj, save_persistent_id)  # type: ignore[misc]  # not in its stub
+        super().save(obj, save_persistent_id)  # type: ignore[misc]  # the stub lacks this parameter
         self.held.pop()
 
 
 def _holder(value: Any) -> str:
-    """Return which attribute of which object cannot be pickled, as the end of a sentence; "" if no object holds it."""
+    """Return which attribute of which object cannot be pickled, as the end of a sentence; "" if it is no object's
+    attribute.
+    """
     trail = _Trail()
     with suppress(Exception):
         trail.dump(value)
@@ -161,9 +164,9 @@ def _check_main(obj: Any) -> None:
 
 
 def by_value(tensor: torch.Tensor, memories: dict[tuple[int, torch.dtype], torch.TypedStorage]) -> tuple[Any, ...]:
-    """Return ``tensor.__reduce_ex__()`` with the data by value.
+    """Return the result of ``tensor.__reduce_ex__()`` with the tensor's data in it.
 
-    ``memories`` contains the storages that were already pickled, so that views of one storage stay views.
+    ``memories`` contains the copies of storages that were already pickled, so that views of one storage stay views.
     """
     make, arguments, *rest = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
     if arguments and isinstance(arguments[0], torch.TypedStorage):
@@ -179,8 +182,8 @@ class Place:
     """The rank and the settings of a process.
 
     Attributes:
-        variables: environment variables, as a launcher exports them.
-        threads: the number of torch's threads; ``None``: the number in the variables.
+        variables: the environment variables with the rank.
+        threads: the number of torch's threads; ``None``: ``OMP_NUM_THREADS`` in ``variables``.
         folder: the folder for reports.
     """
 
@@ -198,10 +201,11 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
     if sys.platform == "linux":
         torch_private.signal_at_parents_end(signal.SIGKILL)  # the process must not outlive the launching process
         launcher = multiprocessing.parent_process()
-        # the launching process died while this process was starting
+        # the launching process died before the line above
         if launcher is not None and not launcher.is_alive():
             os._exit(128 + signal.SIGTERM)
-        os.setsid()  # the launcher forwards signals; without its own session this process would also get the terminal's
+        # a session of its own: the terminal's signals reach only the launching process, which forwards them
+        os.setsid()
     try:
         state.open().apply(place.variables)
         # A forked process also sets the number that torch has: the first call rebuilds torch's pool of threads, and
@@ -222,7 +226,9 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
 
 
 def own_parameters() -> None:
-    """Move the parameters and buffers of this process's modules out of shared memory, which other replicas use."""
+    """Copy the parameters and buffers of this process's modules from shared memory, which other replicas use, to memory
+    of its own.
+    """
     copies: dict[int, torch.UntypedStorage] = {}
     for module in gc.get_objects():
         if not issubclass(type(module), nn.Module) or PARAMETERS not in vars(module):
@@ -239,7 +245,7 @@ def own_parameters() -> None:
 
 
 def write_result(folder: Path, result: Any) -> None:
-    """Write the function's result, in the first process, in the file format of checkpoints.
+    """Write the function's result in the file format of checkpoints; called in the first process.
 
     Raises:
         ConfigurationError: the result cannot be pickled.
@@ -256,7 +262,7 @@ def write_result(folder: Path, result: Any) -> None:
 
 def read_result(folder: Path) -> Any:
     """Return the function's result from the first process; its tensors are in host memory."""
-    # the variable protects against other people's files; this program wrote the file itself
+    # the variable protects against files of others, but this program wrote this file
     forced = os.environ.pop(_PLAIN_DATA_ONLY, None)
     try:
         return torch.load(folder / "0.result", map_location="cpu", weights_only=False)
@@ -271,7 +277,7 @@ def has_finished(folder: Path, local_rank: int) -> bool:
 
 
 def write_failure(folder: Path, local_rank: int, error: BaseException) -> None:
-    """Write why this process ends; only the first call has an effect."""
+    """Write the report on why this process ends; only the first call has an effect."""
     if not (folder / f"{local_rank}.failure").exists():
         files.write(folder / f"{local_rank}.failure", pickle.dumps(failure_of(error)))
 
@@ -294,7 +300,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def follows(error: BaseException | None) -> bool:
-    """Whether ``error`` follows from another rank's failure: a connection broke, or it reports that failure."""
+    """Whether ``error`` follows from another rank's failure: it reports a broken connection, or that rank's failure."""
     declared = (PeerError, *([torch.distributed.DistError] if hasattr(torch.distributed, "DistError") else []))
     while error is not None:
         broken = any(words in text_of(error) for words in ("closed by peer", "reset by peer", "gloo"))

@@ -1,4 +1,4 @@
-"""Processes that torchrun, a cluster or another launcher has started."""
+"""The launcher for processes that torchrun, a cluster or another program has started: it starts none."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from drivetrain.launchers.launcher import Launcher
 
 
 class ExternalLauncher(Launcher):
-    """Calls the function: this process is already a rank. Exceptions are not changed."""
+    """Calls the function in this process, which is already a rank. Exceptions of the function are not changed."""
 
     is_external = True
     is_interactive_compatible = True
 
     def __init__(self) -> None:
-        """The launcher starts nothing, so it needs no arguments."""
+        """Accept no arguments, because the launcher starts no processes."""
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)

@@ -1,4 +1,6 @@
-"""A process's report on its own failure, for the process that watches it. This file is imported without torch."""
+"""A process's report on its own failure, for the process that watches the ranks. This file is imported without
+torch.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ class Failure:
     """How a failed process ended.
 
     Attributes:
-        when: seconds on the machine's clock, to determine which process failed first.
+        when: the time of the failure, in seconds of the machine's clock, which shows which process failed first.
         summary: what happened, as text that follows the process's name.
         cure: what to do about the failure, if known.
         follows: whether the failure seems to follow from another process's failure.
-        interrupted: whether Ctrl-C caused it.
-        traceback: the traceback of its exception, as text.
+        interrupted: whether Ctrl-C caused the failure.
+        traceback: the traceback of the process's exception, as text.
         exception: the pickled exception; empty if there is none, or if it cannot be pickled.
     """
 
@@ -42,7 +44,7 @@ class Failure:
         if not self.traceback:
             return None
         trace = RemoteTraceback(self.traceback)
-        # without lines of code, the text only repeats the exception
+        # a traceback without frames only repeats the exception
         has_lines = "Traceback (most recent" in self.traceback
         try:
             exception = pickle.loads(self.exception)
@@ -55,7 +57,7 @@ class Failure:
 
 
 def read_failure(folder: Path, local_rank: int) -> Failure | None:
-    """Return the failure of the process with this local rank; ``None`` if it has written none."""
+    """Return the failure of the process with this local rank; ``None`` if the process has written no report."""
     try:
         failure: Failure = pickle.loads((folder / f"{local_rank}.failure").read_bytes())
     except FileNotFoundError:
@@ -64,5 +66,5 @@ def read_failure(folder: Path, local_rank: int) -> Failure | None:
 
 
 def first_of(failures: Mapping[int, Failure]) -> int:
-    """Return the rank that failed first; failures that another rank caused count last."""
+    """Return the rank that failed first. A failure that another rank caused counts only if there is no other."""
     return min(failures, key=lambda rank: (failures[rank].follows, failures[rank].when))

@@ -1,7 +1,9 @@
-"""Read traces of torch's Flight Recorder, its record of collectives: which ranks wait in one, and which are missing.
+"""Read traces of torch's Flight Recorder, its record of collectives, to find the ranks that wait in a collective and
+the ranks that are missing there.
 
-torch records collectives, also for Gloo: by default, but torch 2.9 only if a variable is set. A trace is torch's JSON;
-the members of each group are added, because torch sometimes leaves them out. This file reads traces without torch.
+torch records collectives by default, also those of Gloo; but torch 2.9 records them only if a variable is set. A trace
+is torch's JSON, to which this file adds the members of each group, because torch sometimes leaves them out. This file
+reads traces without torch.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ with on_first_use:
 
 Trace = Mapping[str, Any]
 
-# The variables with the number of collectives that torch records: today's name, and an earlier one.
+# The environment variables that set how many collectives torch records: the name of today, and an earlier name.
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 # Collectives that need a tensor of the same shape from each rank.
@@ -38,8 +40,8 @@ class Collective:
         number: the collective's number in its group, from 1.
         name: the operation, such as "gloo:all_reduce".
         shapes: the shapes of its inputs.
-        since: when the collective began, in seconds of the machine's clock.
-        between_two: whether the operation is a send or a receive; the trace does not contain the other rank then.
+        since: the time when the collective began, in seconds of the machine's clock.
+        between_two: whether the operation is a send or a receive. For these, the trace does not contain the other rank.
     """
 
     group: str
@@ -62,9 +64,9 @@ class Collective:
 
 
 def record_collectives() -> None:
-    """Let torch 2.9 record collectives as later versions do, unless the user has set how many.
+    """Let torch 2.9 record collectives as later versions do, unless the user has set one of the variables.
 
-    Call it before the first process group is created, because torch then reads the variable.
+    Call this before the first process group is created, because torch reads the variable only at that time.
     """
     if not any(name in os.environ for name in _SIZES):
         os.environ[_SIZES[0]] = "2000"
@@ -74,7 +76,7 @@ def taken() -> bytes:
     """Return the trace of this process, which must have imported torch."""
     dist = sys.modules["torch.distributed"]
     entries: list[Any] = []
-    for record in torch_private.flight_records():  # NCCL's own, if there is one, repeats others
+    for record in torch_private.flight_records():  # the record of NCCL, if there is one, repeats entries of the others
         known = {(each["process_group"][0], each["record_id"]) for each in entries}
         own = json.loads(record).get("entries") or ()
         entries += [each for each in own if (each["process_group"][0], each["record_id"]) not in known]
@@ -96,12 +98,12 @@ def last(trace: Trace | None, group: str | None = None) -> Collective | None:
 
 
 def missing(collective: Collective, trace: Trace, traces: Mapping[int, Trace | None]) -> dict[int, str]:
-    """Return the ranks for which a collective waits, each with an explanation from its trace.
+    """Return the ranks for which a collective waits, each with the reason why it is missing, found in its trace.
 
     Args:
         collective: a collective in which a rank waits.
-        trace: the trace of this rank.
-        traces: the trace of each rank of this machine; ``None``: the rank has not answered.
+        trace: the trace of the waiting rank.
+        traces: by rank of this machine, the rank's trace; ``None``: the rank has not answered.
     """
     found: dict[int, str] = {}
     if collective.between_two:
@@ -116,14 +118,16 @@ def missing(collective: Collective, trace: Trace, traces: Mapping[int, Trace | N
 
 
 def _absence(collective: Collective, other: Trace) -> str:
-    """Return why a rank with the trace ``other`` is not in this collective; "" if it is or was in it."""
+    """Return why a rank with the trace ``other`` is not in this collective; "" if the rank is or was in the
+    collective.
+    """
     reached = last(other, collective.group)
     if reached is None:
         return "has begun no collective of this group"
     if reached.number < collective.number:
         return f"has not come to it: its last one there was {reached}"
     found = [each for each in _entries(other, collective.group) if each["collective_seq_id"] == collective.number]
-    if not found:  # torch has dropped the record of a collective so long ago
+    if not found:  # the collective was so long ago that torch has dropped its record
         return ""
     same = _collective(found[0])
     if same.name != collective.name:
@@ -134,7 +138,9 @@ def _absence(collective: Collective, other: Trace) -> str:
 
 
 def _entries(trace: Trace | None, group: str | None = None) -> list[Any]:
-    """Return the entries of a trace; for a group, only its collectives, without sends and receives."""
+    """Return the entries of a trace; if ``group`` is given, only the entries of its collectives, not of sends and
+    receives.
+    """
     found = (trace or {}).get("entries", ())
     return [each for each in found if group is None or (each["process_group"][0] == group and not each["is_p2p"])]
 

@@ -1,4 +1,4 @@
-"""The folder in which a job's processes report; it is removed even if the launching process is killed."""
+"""Create and remove the folder in which a job's processes report, even if the launching process is killed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ if sys.platform != "win32":
     import fcntl
 
 DESCRIPTION, HELD = "board.json", "held"
-"""The file that describes a folder, and its entry that is true if the processes of the job lock the folder."""
+"""The name of the file that describes a folder, and the file's entry that is true if the job's processes lock the
+folder.
+"""
 
 _NAMES = re.compile(r"drivetrain-[a-z0-9_]{8,12}")
 _SHELL = "/bin/sh"
-# removes the folder at the end of its input, or after a line
+# this shell program removes the folder after it has read a line, or the end of its input
 _REMOVES = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'
-_LONGEST_SOCKET = 103  # characters in a socket's path that every system supports; Linux allows 107
+_LONGEST_SOCKET = 103  # number of characters in a socket's path that every system supports; Linux allows 107
 _NAME_OF_SOCKET = len("/listener-12345678")
 
 
@@ -34,14 +36,14 @@ _NAME_OF_SOCKET = len("/listener-12345678")
 def job_folder() -> Iterator[Path]:
     """Context with a new folder that only this user may enter.
 
-    A shell waits beside this process, on a pipe that closes when this process ends. The shell then removes the folder,
-    even if this process was killed. Without a shell, as on Windows, the folder stays if this process is killed. If the
-    shell is killed too, this user's next job on this machine removes it.
+    This process starts a shell that waits on a pipe. When this process ends, even if it is killed, the pipe closes and
+    the shell removes the folder. Without a shell, as on Windows, the folder stays if this process is killed. If the
+    shell is also killed, this user's next job on this machine removes the folder.
     """
     sweep()
     folder = Path(tempfile.gettempdir(), f"drivetrain-{secrets.token_hex(6)}")
     held = None
-    remover = _start_remover(folder)  # started first, because this process may be killed at any time
+    remover = _start_remover(folder)  # started before the folder exists, because this process may be killed at any time
     try:
         folder.mkdir(mode=0o700)
         held = hold(folder)
@@ -58,12 +60,12 @@ def job_folder() -> Iterator[Path]:
 def hold(folder: Path) -> int | None:
     """Lock ``folder`` while this process or a forked process lives; return the file descriptor that holds the lock.
 
-    The lock shows :func:`sweep` that the job runs; process ids would be ambiguous across machines and containers.
-    Cleaners of temporary folders that respect locks, such as systemd-tmpfiles, do not remove the folder.
+    The lock shows :func:`sweep` that the job runs. Process ids cannot show this, because each machine and container has
+    its own. Cleaners of temporary folders that respect locks, such as systemd-tmpfiles, do not remove the folder.
     """
     if sys.platform == "win32":
         return None
-    with suppress(OSError):  # a file system without locks, where no other process can lock the folder either
+    with suppress(OSError):  # OSError: the file system has no locks, so no other process can lock the folder either
         end = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(end, fcntl.LOCK_SH)
@@ -75,17 +77,17 @@ def hold(folder: Path) -> int | None:
 
 
 def sweep() -> None:
-    """Remove the folders of this user's jobs in which every process was killed, including the process that removes the
+    """Remove the folders of this user's jobs of which every process was killed, including the shell that removes the
     folder.
 
-    This happens when a cluster kills everything that a job has started, as SLURM does before it requeues.
+    A cluster may kill all processes that a job has started, as SLURM does before it requeues the job.
     """
     if sys.platform == "win32":
         return
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if _NAMES.fullmatch(entry.name):
-                # the folder belongs to another user, is locked, or was removed meanwhile
+                # an error: the folder belongs to another user, is locked, or has just been removed
                 with suppress(OSError, ValueError):
                     _remove_if_left(Path(entry.path))
 
@@ -109,7 +111,7 @@ def _start_remover(folder: Path) -> subprocess.Popen[bytes] | None:
     if not os.path.exists(_SHELL):
         return None
     words = [_SHELL, "-c", _REMOVES, "drivetrain", str(folder)]
-    # no output: otherwise the reader of the program's output would wait for the shell, too
+    # DEVNULL: a program that reads this program's output to the end must not wait for the shell
     nowhere: Any = subprocess.DEVNULL
     return subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, cwd="/", start_new_session=True
@@ -117,9 +119,9 @@ def _start_remover(folder: Path) -> subprocess.Popen[bytes] | None:
 
 
 def keep_sockets_in(folder: Path) -> None:
-    """Put temporary files of ``multiprocessing``, for this process and its loaders' workers, into ``folder``.
+    """Let ``multiprocessing`` in this process and its DataLoader workers put temporary files into ``folder``.
 
-    A worker that sends tensors listens at a socket in its own folder, which remains if the worker is killed.
+    Otherwise, a worker that sends tensors has a socket in a folder of its own, which remains if the worker is killed.
     """
     config = getattr(current_process(), "_config", None)
     if isinstance(config, dict) and len(str(folder)) + _NAME_OF_SOCKET <= _LONGEST_SOCKET:

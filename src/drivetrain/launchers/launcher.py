@@ -1,4 +1,4 @@
-"""The contract of a launcher: it starts the processes of one machine and returns their results."""
+"""The contract of a launcher, which starts the processes of one machine and returns their result."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
 from drivetrain.errors import ConfigurationError, DrivetrainError, UnknownNameError, did_you_mean, shown
 
 LAUNCHER = "DRIVETRAIN_LAUNCHER"
-"""The environment variable with the id of the process that has started a rank with "popen" and supervises it."""
+"""The environment variable with the id of the process that has started this rank with "popen" and supervises it."""
 
 STARTED_IN = os.getcwd()
-"""The working directory when the Trainer was imported: a script may change it later."""
+"""The working directory at the time when this file was imported, because a script may change it later."""
 
 _LOOPBACK = (DEFAULT_ADDRESS, "localhost", "::1")
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel; importing a notebook's packages is not enough."""
+    """Whether this process is a notebook's kernel. A program that only imports the packages of notebooks is none."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and ("ipykernel" in sys.modules or "google.colab" in sys.modules)
 
 
 def was_started() -> bool:
-    """Whether this program has started this process as a rank: the variable names the parent process.
+    """Whether this program has started this process as a rank: then ``LAUNCHER`` contains the id of the parent process.
 
     The rank's own children inherit the variable, but have another parent.
     """
@@ -41,8 +41,8 @@ def was_started() -> bool:
 class Launcher(ABC):
     """Runs a function once in each process of this machine.
 
-    A new launcher is a file in this folder, or in a package, with one subclass: it registers names in
-    :meth:`register_launchers`, and each is a value of a strategy's ``start_method``.
+    A new launcher is a file in this folder, or in a package, with one subclass. The subclass registers names in
+    :meth:`register_launchers`, and each name is a value of a strategy's ``start_method``.
 
     Args:
         environment: provides the machine's node rank, and the main address and port.
@@ -51,7 +51,9 @@ class Launcher(ABC):
     """
 
     is_external: bool = False
-    """Whether the processes were started by a cluster or another launcher; else this process starts them and waits."""
+    """Whether the processes were started by a cluster or another launcher; otherwise, this process starts them and
+    waits.
+    """
 
     is_interactive_compatible: bool = False
     """Whether the launcher works in a notebook, which is not a file that could be run again."""
@@ -69,12 +71,15 @@ class Launcher(ABC):
     """Seconds for the processes to save and end after a signal: ``Trainer(stop_timeout_s=...)``."""
 
     scheduler: ClassVar[str | None] = None
-    """The name of the system that chooses the job's machines and devices; ``None``: the user's arguments do."""
+    """The name of the system that chooses the job's machines and devices; ``None``: the user's arguments choose
+    them.
+    """
 
     endings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """For each name of this launcher, the suffixes of strategy names that select it; by default the name itself.
+    """By name of this launcher: the suffixes of strategy names that select it. A name that is missing here is its own
+    suffix.
 
-    ``strategy="ddp_ray"`` has the suffix "ray". The suffix "" belongs to the name without suffix, "ddp".
+    ``strategy="ddp_ray"`` has the suffix "ray". "ddp" has the suffix "".
     """
 
     def __init__(self, environment: ClusterEnvironment, num_processes: int, num_nodes: int = 1) -> None:
@@ -84,10 +89,10 @@ class Launcher(ABC):
 
     @classmethod
     def register_launchers(cls, launcher_registry: Registry[Launcher]) -> None:
-        """Give the class its names: ``launcher_registry.register("name", cls, description="...")``.
+        """Register the class under its names: ``launcher_registry.register("name", cls, description="...")``.
 
-        Called once, when Python defines a subclass with this method: the class needs no other line. Further arguments
-        of ``register`` are arguments of the constructor.
+        A subclass that defines this method is registered when Python executes its ``class`` statement; no call is
+        needed. Further arguments of ``register`` are passed to the constructor.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -103,7 +108,7 @@ class Launcher(ABC):
         devices: Sequence[torch.device],
         **options: Any,
     ) -> Launcher:
-        """Return the launcher of a job: an instance of this class, or of another class that fits the job better.
+        """Return the launcher of a job: an instance of this class, or of another class if it fits the job better.
 
         Args:
             environment: provides the machine's node rank, and the main address and port.
@@ -118,7 +123,7 @@ class Launcher(ABC):
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``function(*args, **kwargs)`` in every process; return the result of this machine's first process.
 
-        If this method raises, all processes of this machine have ended.
+        When this method raises an exception, all processes of this machine have ended.
 
         Raises:
             LaunchError: a process failed.
@@ -132,12 +137,12 @@ class _Launchers(Registry[Launcher]):
             super().check_arguments(start, cls, init_params)
 
     def endings(self, installed: bool) -> dict[str, str]:
-        """Return the start methods by the suffixes of strategy names that select them; no package is imported.
+        """Return, by suffix of strategy names, the start method that the suffix selects, without importing a package.
 
-        If several launchers have the same suffix, drivetrain's own launcher gets it.
+        If drivetrain's own launcher and another have the same suffix, the suffix selects drivetrain's.
 
         Args:
-            installed: include launchers of installed packages that were not used yet.
+            installed: whether to include launchers of installed packages that were not used yet.
         """
         found: dict[str, str] = {}
         self._files()
@@ -150,7 +155,7 @@ class _Launchers(Registry[Launcher]):
         return found
 
     def of(self, start_method: str, owner: str) -> Entry[Launcher]:
-        """Return the launcher with this name; ``owner`` is the name of the caller for the message.
+        """Return the launcher with this name; ``owner`` is the caller's name in the message.
 
         Raises:
             ConfigurationError: the name is unknown.
@@ -170,15 +175,15 @@ class _Launchers(Registry[Launcher]):
 
 
 LauncherRegistry = _Launchers("drivetrain.launchers", "launcher", "launcher", by_file=False)
-"""The launchers by start method: those of the files beside this one, of users, and of installed packages."""
+"""The launchers by start method: launchers in the files of this folder, of users, and of installed packages."""
 
 
 class LaunchError(DrivetrainError):
-    """A process failed, and with it the job. The exception in that process, if there was one, is the ``__cause__``.
+    """A process failed, and the job with it. If that process raised an exception, this exception is the ``__cause__``.
 
     Attributes:
         rank: global rank of the process that failed first.
-        exit_code: its exit code; ``-n`` means signal n.
+        exit_code: the exit code of that process; ``-n`` means signal n.
     """
 
     def __init__(self, message: str, rank: int, exit_code: int) -> None:
@@ -191,11 +196,11 @@ class LaunchError(DrivetrainError):
 
 
 def variables_of(environment: ClusterEnvironment, num_processes: int, num_nodes: int) -> Iterator[dict[str, str]]:
-    """Return the environment variables with the rank of each process of this machine.
+    """Yield, for each process of this machine, the environment variables with its rank.
 
-    They include ``OMP_NUM_THREADS``, each process's share of the processors, unless the user has set it. If all
-    processes are on one machine, they meet at a loopback address, even if ``MASTER_ADDR`` remains from a job on several
-    machines.
+    They include ``OMP_NUM_THREADS``, the process's share of the processors, unless the user has set this variable. If
+    all processes are on one machine, they meet at a loopback address, even if ``MASTER_ADDR`` is still set from an
+    earlier job on several machines.
     """
     node, threads = environment.node_rank(), threads_each(num_processes)
     address = environment.main_address
@@ -214,7 +219,7 @@ def variables_of(environment: ClusterEnvironment, num_processes: int, num_nodes:
 
 
 def threads_each(num_processes: int) -> int | None:
-    """Return each process's share of the processors; ``None`` if the user has set it."""
+    """Return each process's share of the processors; ``None`` if the user has set ``OMP_NUM_THREADS``."""
     if "OMP_NUM_THREADS" in os.environ:
         return None
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

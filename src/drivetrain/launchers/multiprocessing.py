@@ -1,4 +1,4 @@
-"""Start the processes from this one: as forks of it, or as new Python processes that get its objects."""
+"""Start the processes as forks of this process, or as new Python processes that get copies of its objects."""
 
 from __future__ import annotations
 
@@ -29,27 +29,29 @@ _ECHO_S = 1.0  # seconds for the process that caused a failure to report, after 
 
 
 class MultiProcessingLauncher(Launcher):
-    """One new process per device, started by ``torch.multiprocessing``; this process only waits, and is not a rank.
+    """Starts one process per device with ``torch.multiprocessing``; this process only waits, and is not a rank.
 
     Each process gets the environment variables with its rank (``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE``,
-    ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``, and ``MASTER_PORT``, which is chosen here), this process's random state and
-    torch's switches, and its share of the processors as ``OMP_NUM_THREADS`` unless that is set. With "spawn" and
+    ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``, and ``MASTER_PORT``, which the launcher chooses), its share of the processors
+    as ``OMP_NUM_THREADS`` (unless this is set), and this process's random state and torch's switches. With "spawn" and
     "forkserver" the function and its arguments are pickled, so each process has its own copy of every tensor. With
-    "fork" the processes inherit both. Tensors that the program has put into shared memory stay shared, except the
-    parameters and buffers of modules: replicas that shared their weights would each train them.
+    "fork" the processes inherit the function and its arguments. Tensors that the program has put into shared memory
+    stay shared, except the parameters and buffers of modules, because otherwise all replicas would train the same
+    weights.
 
     Args:
         environment: provides the machine's node rank, and the main address and port.
         num_processes: the number of processes on this machine.
         num_nodes: the number of machines; the program is started once on each.
-        start_method: "spawn" starts a new Python for each process, which imports the program's file again: it needs an
-            ``if __name__ == "__main__":``. "fork" copies this process, also in notebooks, but only before a device or
-            torch's threads were used here. "forkserver" copies a clean process, and pickles like "spawn".
-        interrupt_grace_s: seconds for the processes to end after an interrupt before all of them run; later they have
-            ``stop_timeout_s``.
+        start_method: "spawn" starts a new Python for each process, which imports the program's file again, so this file
+            needs an ``if __name__ == "__main__":``. "fork" copies this process, also in notebooks, but only if this
+            process has not yet used a device or torch's threads. "forkserver" copies a fresh Python process, and
+            pickles like "spawn".
+        interrupt_grace_s: seconds for the processes to end after an interrupt that arrives before all of them run.
+            After a later interrupt they have ``stop_timeout_s``.
 
     Raises:
-        ConfigurationError: the start method is unknown, or not supported here.
+        ConfigurationError: the start method is unknown, or this system does not support it.
     """
 
     _names: ClassVar = {method: {"start_method": method} for method in ("spawn", "fork", "forkserver")}
@@ -78,10 +80,10 @@ class MultiProcessingLauncher(Launcher):
         """Run ``function`` in all processes; return a copy of the first process's result, with tensors in host memory.
 
         Raises:
-            ConfigurationError: the arguments cannot be pickled, or a fork of this process would hang.
+            ConfigurationError: the arguments cannot be pickled, or forks of this process would hang.
             LaunchError: a process failed; the others were killed at once.
-            KeyboardInterrupt: an interrupt arrived here or in a process; all processes have ended.
-            SIGTERMException: SIGTERM arrived here or in a process; all processes have ended.
+            KeyboardInterrupt: this or another process got an interrupt; all processes have ended.
+            SIGTERMException: this or another process got SIGTERM; all processes have ended.
         """
         threads = threads_each(self.num_processes)
         if self.start_method == "fork":
@@ -104,7 +106,7 @@ class MultiProcessingLauncher(Launcher):
 
     @contextmanager
     def _ending_all(self) -> Iterator[list[Any]]:
-        """Context with a list of processes, all of which have ended when it is left."""
+        """Context with a list for processes. When the context ends, all processes in the list have ended."""
         processes: list[Any] = []
         try:
             yield processes
@@ -125,7 +127,8 @@ class MultiProcessingLauncher(Launcher):
     # ---- while they run ------------------------------------------------------------------------------------------
 
     def _wait(self, processes: Sequence[Any], board: Board, sent: Sent) -> None:
-        """Wait until all processes have ended normally, or one has failed; after a signal, until all have saved.
+        """Wait until all processes have ended normally, or one has failed; after a signal, until all processes have
+        saved.
 
         Raises:
             LaunchError: a process has failed, or the ranks wait for each other.
@@ -155,17 +158,18 @@ class MultiProcessingLauncher(Launcher):
 
 @contextmanager
 def _ends(processes: Sequence[Any]) -> Iterator[dict[Any, int]]:
-    """Context with an object to wait on for each local rank: it is ready when the process ends.
+    """Context with an object for each local rank, which ``multiprocessing.connection.wait`` returns when the process
+    ends.
 
     Python's own sentinel is a pipe that the process's children also keep open, so a killed rank would seem to live as
-    long as its loader's workers. On Linux, a pidfd refers to the process alone.
+    long as its DataLoader workers. On Linux, a pidfd does not depend on children.
     """
     with ExitStack() as stack:
         ends: dict[Any, int] = {}
         for rank, process in enumerate(processes):
             try:
                 end = os.pidfd_open(process.pid)
-            except (AttributeError, OSError):  # another system, or an old kernel
+            except (AttributeError, OSError):  # this system is not Linux, or its kernel is old
                 end = process.sentinel
             else:
                 stack.callback(os.close, end)
@@ -195,12 +199,10 @@ def _send(processes: Sequence[Any], number: int) -> None:
 
 @contextmanager
 def _early_variables(place: child.Place) -> Iterator[None]:
-    """Set the variables that a process needs before its first line of user code, when it imports the program's file
-    again.
-
-    These are the variables with its rank, so that only rank 0 logs. The variable that marks a started process is not
-    set yet. With this variable, a program's file without a guard would continue as a rank, instead of getting Python's
-    error for the missing guard.
+    """Set the variables that a new process needs while it imports the program's file, which is its first user code.
+    They include the process's rank, so that only rank 0 logs. The variable that marks a started process is not set yet.
+    Otherwise, a file without ``if __name__ == "__main__":`` would continue as a rank, instead of getting Python's error
+    for this.
     """
     early = {name: place.variables[name] for name in ("RANK", "OMP_NUM_THREADS") if name in place.variables}
     before = {name: os.environ[name] for name in early if name in os.environ}

@@ -1,8 +1,9 @@
-"""End a rank whose launching process was killed, and the loader's workers of a killed rank, even if they hang.
+"""End a rank whose launching process was killed, and the DataLoader workers of a killed rank, even if they hang.
 
 The system sends SIGTERM to a rank whose launching process was killed. During a run, Python handles the signal in the
-main thread, which may wait in a collective forever. So a thread waits for the end of the launching process, gives the
-main thread some time, and kills the rank. While the launching process lives, the thread costs nothing. Linux only.
+main thread, which may wait in a collective forever. So another thread of the rank waits until the launching process
+ends, then gives the main thread some time, and kills the rank. While the launching process lives, this thread sleeps.
+All this is done only on Linux.
 
 This file is imported without torch.
 """
@@ -28,8 +29,8 @@ class _Grace:
     """How long this process may outlive its launching process.
 
     Attributes:
-        seconds: the time, from the end of the launching process.
-        followed: the id of the launching process for whose end a thread waits; 0: none.
+        seconds: the time that this process has after the end of the launching process.
+        followed: the id of the launching process, if a thread waits for its end; otherwise 0.
     """
 
     seconds = _ENDS_S
@@ -37,14 +38,17 @@ class _Grace:
 
 
 def follow(launcher: int) -> None:
-    """End this process soon after its parent, the process ``launcher``; a second call has no effect."""
+    """Start the thread that ends this process soon after its parent, the process ``launcher``. A second call has no
+    effect.
+    """
     if sys.platform != "linux" or not hasattr(os, "pidfd_open") or _Grace.followed == os.getppid():
         return
     if launcher != os.getppid():  # the launching process has ended, or this process is a child of a rank
         return
     try:
         end = os.pidfd_open(launcher)
-    except OSError:  # an old kernel; or the launching process has just ended, and SIGTERM ends this process
+    # the kernel is old; or the launching process has just ended, and then the system's SIGTERM ends this process
+    except OSError:
         return
     _Grace.followed = launcher
     threading.Thread(target=_await, args=(end,), name="drivetrain launcher", daemon=True).start()
@@ -65,22 +69,23 @@ def _await(end: int) -> None:
     poll.register(end, select.POLLIN)
     poll.poll()
     began = time.monotonic()
-    seconds = _Grace.seconds  # read again, because the run may leave the context meanwhile
+    # the loop reads the attribute again, because the run may enter or leave the context of may_take()
+    seconds = _Grace.seconds
     while time.monotonic() < began + max(seconds, _Grace.seconds):
         time.sleep(_POLL_S)
-    with suppress(OSError):  # the terminal is gone
+    with suppress(OSError):  # OSError: the terminal is closed
         os.write(
             2, f"The launching process was killed {seconds:g} s ago, so process {os.getpid()} ends too.\n".encode()
         )
-    if os.getpgrp() == os.getpid():  # the group includes the processes that this process has started
+    if os.getpgrp() == os.getpid():  # this process leads a group, which includes the processes that it has started
         os.killpg(os.getpid(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def kill_workers(ranks: Collection[int]) -> None:
-    """Kill the loaders' workers of ranks that have ended; Linux only.
+    """On Linux, kill the DataLoader workers of ranks that have ended.
 
-    A worker checks every few seconds whether its rank lives, but not while it reads a sample, which may hang.
+    A worker ends itself soon after its rank, unless it is reading a sample, which may hang.
 
     Args:
         ranks: the process ids of the ranks, each of which leads a session.
@@ -88,7 +93,7 @@ def kill_workers(ranks: Collection[int]) -> None:
     if sys.platform != "linux":
         return
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # the worker has ended meanwhile
+        with suppress(OSError):  # OSError: the process has just ended
             name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
             session = int(rest.split()[3])
             if name == _WORKER and session in ranks:

@@ -1,4 +1,4 @@
-"""One actor of a Ray cluster per process: on this machine, or on others that Ray chooses."""
+"""Start each process as an actor of a Ray cluster: on this machine, or on machines that Ray chooses."""
 
 from __future__ import annotations
 
@@ -38,38 +38,41 @@ with on_first_use:
 
 
 _HERE = "local"  # Ray's name for a cluster of only this machine
-_STORE_BYTES = 200 * 2**20  # Ray's default size of its object store is a third of this machine's memory
+# the least size of Ray's object store; by default, Ray gives it a third of this machine's memory
+_STORE_BYTES = 200 * 2**20
 _SOON_S = 10.0
 _LAST_WORDS_S = 0.5  # Ray fetches the actors' output about ten times a second, while it is connected
 _ECHO_S = 10.0  # Ray takes seconds to detect a death; ranks that lose a connection report at once
 _CURE = "Create it where it is used: in setup, in configure_model, or in another hook, which run in each process."
 _DIED = "If you did not kill it, its machine is gone or ran out of memory: use smaller batches or fewer loader workers."
-_OF_RAY = re.compile("_group_|node:|memory")  # resources that a job does not request
-_NOT_CALLED_GPU = ("HPU", "NPU", "TPU")  # kinds of devices that Ray schedules under torch's name for them, in capitals
+_OF_RAY = re.compile("_group_|node:|memory")  # names of resources that a job does not request
+# devices for which Ray's resource has torch's name of the device in capitals; others are "GPU"
+_NOT_CALLED_GPU = ("HPU", "NPU", "TPU")
 
 
 class RayLauncher(Launcher):
-    """Ray actors, which get this process's objects; this process only waits, and is not a rank.
+    """Starts Ray actors, which get copies of this process's objects; this process only waits, and is not a rank.
 
-    If the program is not connected to Ray, the launcher connects during the call: to the cluster at ``address``, or to
-    a new cluster of only this machine, which takes seconds to start. Call ``ray.init`` before to keep a connection
+    If the program is not connected to Ray, the launcher connects during the call to the cluster at ``address``, or to a
+    new cluster of only this machine, whose start takes seconds. Call ``ray.init`` before ``fit`` to keep a connection
     between calls, or to send modules to other machines: ``runtime_env={"working_dir": "."}``. Classes and functions of
     the program's file or of a notebook are sent automatically.
 
-    Every machine runs ``num_processes`` actors. Ranks are consecutive on a machine, and begin on this machine if it
-    takes part. Each process gets the environment variables with its rank, this process's random state, torch's
-    switches, its working directory, its command line, its ``sys.path`` after the usual entries, and a copy of every
-    tensor. A process on this machine also gets this process's other variables; a process on another machine gets only
-    those that are not set there. The number of threads is ``OMP_NUM_THREADS``; otherwise the number of processors that
-    Ray has reserved for the process; otherwise, in a cluster of only this machine, the process's share of them.
+    Every machine runs ``num_processes`` actors. The ranks on a machine are consecutive. If this machine takes part, it
+    has the first ranks. Each process gets the environment variables with its rank, and this process's random state,
+    torch's switches, working directory, command line, ``sys.path`` (after the usual entries), and a copy of every
+    tensor. A process on this machine also gets this process's other environment variables; a process on another machine
+    gets only those that are not set there. The number of threads is ``OMP_NUM_THREADS``; otherwise the number of
+    processors that Ray has reserved for the process; in a cluster that this launcher has started, the process's share
+    of all processors.
 
     Ray hides from an actor the devices that are not reserved for it. With this launcher, each actor of a machine sees
-    the devices of all actors there, in the order of ``LOCAL_RANK``, because libraries use that number as the device's
-    index. The plan counts the devices of the launching machine, so this machine needs as many devices as each of the
-    others.
+    the devices of all actors there, in the order of ``LOCAL_RANK``, because libraries use ``LOCAL_RANK`` as the
+    device's index. The plan counts the devices of the launching machine, so this machine needs as many devices as each
+    of the others.
 
-    Rank 0's machine writes the files, so the machines should share the folder ``default_root_dir``. SIGTERM and Ctrl-C
-    may be sent to this process or to any of the actors; this process forwards them, so that a fit saves.
+    Rank 0 writes the files on its machine, so the machines should share the folder ``default_root_dir``. SIGTERM and
+    Ctrl-C may be sent to this process or to any of the actors; this process forwards them, so that a fit saves.
 
     Args:
         environment: provides this machine's node rank, and the main port.
@@ -77,8 +80,8 @@ class RayLauncher(Launcher):
         num_nodes: the number of machines.
         resources: the resources that Ray reserves for each process, by Ray's names: ``{"CPU": 4, "GPU": 1}``; at most
             one device. ``None``: ``{"CPU": 1}``.
-        address: the cluster's address, as for ``ray.init``; ``None``: ``RAY_ADDRESS``, otherwise "local", only this
-            machine.
+        address: the cluster's address, as for ``ray.init``; ``None``: the variable ``RAY_ADDRESS``; if it is not set,
+            "local", a cluster of only this machine.
         start_timeout_s: seconds to wait for resources in the cluster, which other jobs may use.
     """
 
@@ -111,10 +114,10 @@ class RayLauncher(Launcher):
         Raises:
             ConfigurationError: Ray is not installed, cannot be reached or has no free resources, or the arguments
                 cannot be pickled.
-            LaunchError: a process failed; the others were killed at once. Its exit code is 1 if the process died,
-                because Ray does not report it.
-            KeyboardInterrupt: an interrupt arrived here or in a process; all processes have ended.
-            SIGTERMException: SIGTERM arrived here or in a process; all processes have ended.
+            LaunchError: a process failed; the others were killed at once. If the process died, the exit code is 1,
+                because Ray does not report the real one.
+            KeyboardInterrupt: this or another process got an interrupt; all processes have ended.
+            SIGTERMException: this or another process got SIGTERM; all processes have ended.
         """
         check_installed(type(self).__name__, "ray", instead='strategy="ddp"')
         call = _ray_actor.packed((function, args, kwargs), "Something that the new processes need", _CURE)
@@ -122,11 +125,11 @@ class RayLauncher(Launcher):
             with self._cluster(len(call)) as ours, self._actors(ours) as actors:
                 seats = self._seats(actors)
                 here = ray.get_runtime_context().get_node_id()
-                # None: Ray decides
+                # None: as Ray has set it
                 threads = os.environ.get("OMP_NUM_THREADS", str(threads_each(self.num_processes)) if ours else None)
                 origin, sent = _origin(here), ray.put(call)
                 with job_folder() as folder:
-                    own = sum(seat.node == here for seat in seats)  # actors on this machine are the first ranks
+                    own = sum(seat.node == here for seat in seats)  # actors on this machine, which are the first ranks
                     board = Board(folder, range(own), len(seats)) if own else None
                     variables = variables_for(seats, here, folder)
                     running = {
@@ -149,7 +152,7 @@ class RayLauncher(Launcher):
         options: dict[str, Any] = {"logging_level": logging.WARNING}
         if address == _HERE:
             needed = math.ceil(self.resources.get("CPU", 0) * self.num_processes)
-            options["num_cpus"] = max(needed, os.cpu_count() or 1)  # there may be more processes than processors
+            options["num_cpus"] = max(needed, os.cpu_count() or 1)  # max(): there may be more processes than processors
             options["object_store_memory"] = max(_STORE_BYTES, 2 * payload)
             options["include_dashboard"] = False
         with _handler_kept(signal.SIGTERM), ExitStack() as stack:
@@ -167,7 +170,7 @@ class RayLauncher(Launcher):
 
     @contextmanager
     def _actors(self, ours: bool) -> Iterator[list[Any]]:
-        """Context in which the actors live, equally many on each machine."""
+        """Context with the actors, equally many on each machine; they are killed at its end."""
         together = {name: amount * self.num_processes for name, amount in self.resources.items()}
         group = ray_util.placement_group([together] * self.num_nodes, strategy="STRICT_SPREAD")
         actors: list[Any] = []
@@ -179,14 +182,14 @@ class RayLauncher(Launcher):
                 actors.append(kind.options(scheduling_strategy=place, **_options(self.resources)).remote())
             yield actors
         finally:
-            with suppress(ray.exceptions.RayError):  # the cluster itself may have ended
+            with suppress(ray.exceptions.RayError):  # RayError: the cluster itself has ended
                 for actor in actors:
                     ray.kill(actor)
                 ray_util.remove_placement_group(group)
 
     def _wait_for_room(self, group: Any, together: Mapping[str, float], ours: bool) -> None:
         large = count_of(together, [node["Resources"] for node in ray.nodes() if node["Alive"]])
-        if large >= self.num_nodes or not ours:  # a cluster that was not started here may grow
+        if large >= self.num_nodes or not ours:  # not ours: a cluster that this launcher has not started may grow
             soon = min(_SOON_S, self.start_timeout_s)
             if group.wait(soon):
                 return
@@ -214,8 +217,8 @@ class RayLauncher(Launcher):
     # ---- while they run ------------------------------------------------------------------------------------------
 
     def _wait(self, running: dict[Any, _Rank], here: str, board: Board | None) -> bytes:
-        """Return rank 0's result when all ranks have ended normally; if a signal asked them to end, wait until all have
-        saved.
+        """Return rank 0's result when all ranks have ended normally. If a signal has asked the ranks to end, wait until
+        all have saved.
 
         Args:
             running: the pending result of each rank.
@@ -268,7 +271,7 @@ class Seat:
         address: the machine's address, for the other ranks.
         port: a free port on it.
         pid: the actor's process id.
-        devices: the variables with which Ray hides from the actor the devices that are not reserved for it.
+        devices: the environment variables with which Ray hides from the actor the devices that are not reserved for it.
     """
 
     node: str
@@ -288,9 +291,9 @@ class _Rank:
 def variables_for(seats: Sequence[Seat], here: str, board: Path | None = None) -> list[dict[str, str]]:
     """Return the environment variables with each actor's rank, in the order of ``seats``.
 
-    Ranks are consecutive on a machine, beginning with the machine ``here``. Each actor sees the devices of all actors
-    on its machine. If all actors are on one machine, they meet at a loopback address. Actors on ``here`` show their
-    position on the board in the folder ``board``.
+    The ranks on a machine are consecutive, and the machine ``here`` has the first. Each actor sees the devices of all
+    actors on its machine. If all actors are on one machine, they meet at a loopback address. Actors on ``here`` show
+    their progress on the board in the folder ``board``.
     """
     nodes = sorted(dict.fromkeys(seat.node for seat in seats), key=lambda node: node != here)
     members = [[index for index, seat in enumerate(seats) if seat.node == node] for node in nodes]
@@ -320,7 +323,7 @@ def count_of(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) 
 
 
 def resources_for(device: torch.device) -> dict[str, float]:
-    """Return the resources that Ray must reserve for a process with such a device, by Ray's names."""
+    """Return the resources, by Ray's names, that Ray must reserve for a process with the device ``device``."""
     if device == HOST:
         return {"CPU": 1.0}
     name = device.type.upper()
@@ -333,7 +336,7 @@ def hides_devices(name: str) -> bool:
 
 
 def _options(resources: Mapping[str, float]) -> dict[str, Any]:
-    """Return ``resources`` as an actor's options; Ray has separate arguments for some."""
+    """Return ``resources`` as an actor's options; Ray has separate options for some resources."""
     own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
     others = {name: amount for name, amount in resources.items() if name not in own}
     return {
@@ -344,7 +347,9 @@ def _options(resources: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _origin(node: str) -> bytes:
-    """Return the state of this process for the actors, without its machine's own variables."""
+    """Return the state of this process for the actors, without the environment variables that concern only this
+    machine.
+    """
     state = ProcessState.current()
     of_machine = [name for name in state.environ if hides_devices(name) or name.startswith("RAY_")]
     environ = {name: value for name, value in state.environ.items() if name not in of_machine}
@@ -353,7 +358,7 @@ def _origin(node: str) -> bytes:
 
 
 def _check_answers(address: str) -> None:
-    """Check that a process listens at the address; Ray itself would try for a quarter of an hour.
+    """Check that a process listens at the address; without this check, Ray would try for a quarter of an hour.
 
     Raises:
         OSError: no process listens there.
@@ -364,7 +369,7 @@ def _check_answers(address: str) -> None:
 
 
 def _pass_on(number: int, ranks: Sequence[_Rank], here: str) -> None:
-    """Send a signal to the processes of these ranks; on other machines, by a Ray task."""
+    """Send a signal to the processes of these ranks; for a process on another machine, a Ray task sends it."""
     for node in {rank.seat.node for rank in ranks}:
         pids = [rank.seat.pid for rank in ranks if rank.seat.node == node]
         if node == here:
@@ -376,11 +381,11 @@ def _pass_on(number: int, ranks: Sequence[_Rank], here: str) -> None:
 
 @contextmanager
 def _handler_kept(number: signal.Signals, without_rays: bool = False) -> Iterator[None]:
-    """Context that restores the signal's handler at its end, if code inside has replaced it.
+    """Context that, at its end, restores the signal's handler if code inside the context has replaced it.
 
     Args:
         number: the signal.
-        without_rays: inside, disable Ray's handler, which would end the program at once.
+        without_rays: whether to disable Ray's handler inside the context, because it would end the program at once.
     """
     before = signal.getsignal(number)
     is_rays = str(getattr(before, "__module__", "")).partition(".")[0] == "ray"

@@ -26,20 +26,20 @@ from drivetrain.launchers.signals import Sent, forwarding, say_who_is_killed, wa
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.1
-_LAST_WORDS_S = 1.0  # seconds for the other processes to fail and print the reason, after one process has failed
-_HANGS = 10**6  # instead of an exit code: the ranks wait for each other
-_GRACE_S = 5.0  # seconds for the remaining processes to end, after another has failed
+_LAST_WORDS_S = 1.0  # after one process has failed: seconds for the others to fail, too, and to print the reason
+_HANGS = 10**6  # used in place of an exit code if the ranks wait for each other
+_GRACE_S = 5.0  # seconds for the remaining processes to end after SIGTERM, when one has failed
 
 
 class ScriptLauncher(Launcher):
-    """Starts the command that started this program, and supervises the processes.
+    """Starts the command that started this program, once for each rank, and supervises the processes.
 
-    This process is not a rank. The launcher never returns from :meth:`launch`: it waits, and ends this process with the
-    job's exit code. Nothing has to be pickled, and debuggers see ordinary programs; ``breakpoint()`` works on rank 0.
-    The code of the script before this call runs in each process.
+    This process is not a rank. :meth:`launch` never returns: it waits, and ends this process with the job's exit code.
+    Nothing has to be pickled, and debuggers see ordinary programs; ``breakpoint()`` works on rank 0. The script's code
+    before the call of ``fit`` runs in each process.
 
     The processes get the current environment, the variables with their ranks, and the command line and working
-    directory with which this process was started, even if the script has changed ``sys.argv`` or its directory.
+    directory with which this process was started, even if the script has changed ``sys.argv`` or the directory since.
 
     Args:
         environment: provides the machine's node rank, and the main address and port.
@@ -55,7 +55,8 @@ class ScriptLauncher(Launcher):
     def for_job(cls, *job: Any, **options: Any) -> Launcher:
         """Return an instance; in a process that this launcher has started, an ``ExternalLauncher``.
 
-        Otherwise ranks could start further ranks, without end: a user's environment may not detect that it runs in one.
+        A user's cluster environment may not detect that this process is a rank. Then each rank would start further
+        ranks, without end.
         """
         return ExternalLauncher() if was_started() else super().for_job(*job, **options)
 
@@ -63,16 +64,16 @@ class ScriptLauncher(Launcher):
         """Start the processes, wait, and end this process.
 
         Raises:
-            ConfigurationError: no command would run this program again.
+            ConfigurationError: there is no command that runs this program again.
             SystemExit: always. Its code is 128 + n if this process got the signal n; otherwise 0 if all processes
-                succeeded, 1 if they hang, and else the exit code of the process that failed first.
+                succeeded, 1 if they hang, and in other cases the exit code of the process that failed first.
         """
         command = command_again()
         variables = variables_of(self.environment, self.num_processes, self.num_nodes)
-        if sys.stdout is not None:  # None in a program that was started without an output
+        if sys.stdout is not None:  # None: the program was started without an output
             sys.stdout.flush()
         processes: list[subprocess.Popen[bytes]] = []
-        early: list[int] = []  # signals that arrive before all processes have started
+        early: list[int] = []  # signals that arrived before all processes had started
         have_started = False
 
         def send(number: int) -> None:
@@ -115,8 +116,8 @@ def _started(command: Sequence[str], variables: Mapping[str, str]) -> subprocess
 
 
 def _dies_with_launcher() -> Callable[[], None] | None:
-    """Return the function that a process runs first, so that it ends when this process is killed; ``None``: the system
-    cannot do this.
+    """Return the function that a new process runs first, so that the process ends when the launching process is killed.
+    ``None``: the system cannot do this.
     """
     if sys.platform != "linux":
         return None
@@ -124,7 +125,7 @@ def _dies_with_launcher() -> Callable[[], None] | None:
 
     def follow() -> None:
         torch_private.signal_at_parents_end(signal.SIGTERM)
-        if os.getppid() != launcher:  # the launching process has ended meanwhile
+        if os.getppid() != launcher:  # the launching process ended before the line above
             os._exit(128 + signal.SIGTERM)
 
     return follow
@@ -134,7 +135,7 @@ def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: in
     """Print which rank failed first, its position and its traceback; return the exit code of the job."""
     local = next(rank for rank, process in enumerate(processes) if process.returncode == code)
     failures = {rank: found for rank in range(len(processes)) if (found := read_failure(board.folder, rank))}
-    # the process was killed, or has written no failure, so the others' failures follow from its end
+    # the process was killed, or has written no failure, so the failures of other processes follow from its end
     if code < 0 or local not in failures:
         end = f"was ended by the signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         say(board.report(local, processes[local].pid, end, ""))
@@ -152,13 +153,15 @@ def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: in
 def _first_failure(
     processes: Sequence[subprocess.Popen[bytes]], sent: Sent, board: Board, stop_timeout_s: float
 ) -> int:
-    """Wait until all processes have ended, or one has failed and the others had time to print why they also fail.
+    """Wait until all processes have ended, or one has failed and the others had time to fail, too, and to print the
+    reason.
 
-    The process that failed first need not be the first to end: while it still prints its traceback, the others lose
-    their connection. Ending it at once would lose the important lines. After a signal, which all processes get, they
-    have time to save.
+    The process that failed first need not be the first to end: while it still prints its traceback, another may end
+    because it has lost the connection. If all were ended at once, the important lines would be lost. After a signal,
+    which all processes get, the processes have time to save.
 
-    Returns: The first nonzero exit code; 0 if there is none; ``_HANGS`` if the running processes wait for each other.
+    Returns: The first nonzero exit code; 0 if there is none; ``_HANGS`` if the processes that still run wait for each
+    other.
     """
     watch, ending, first = Watch(board), Ending(board, stop_timeout_s, _LAST_WORDS_S), 0
     while True:
@@ -182,12 +185,12 @@ def _first_failure(
 
 def _send(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
     for process in processes:
-        # the signal is not sent to the rank's workers, which the rank needs until it has saved
+        # only to the process, not to its group: the rank needs its DataLoader workers until it has saved
         process.send_signal(number)
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End the remaining processes, and those that they have started."""
+    """End the remaining processes, and the processes that they have started."""
     running = [process for process in processes if process.poll() is None]
     for number, grace_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
         for process in running:
@@ -201,10 +204,10 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def started_by_rank() -> int:
-    """Return the process id of the rank that has started this process; 0: no rank has.
+    """Return the process id of the rank that has started this process; 0 if no rank has.
 
-    Such a process has inherited the rank and the address of the job, and would join it as the same rank. A process can
-    detect this only on Linux.
+    A process that a rank starts has inherited the rank and the job's address, and would join the job as the same rank.
+    A process can detect this only on Linux.
     """
     parent = os.getppid()
     try:
@@ -220,7 +223,7 @@ def command_again() -> list[str]:
     """Return the command that runs this program again from its original directory.
 
     Raises:
-        ConfigurationError: there is no such command, or it would run a larger program that contains this one.
+        ConfigurationError: there is no such command, or the command would run a larger program that contains this one.
     """
     host = _host()
     if host is not None:
@@ -232,7 +235,9 @@ def command_again() -> list[str]:
 
 
 def _host() -> tuple[str, str] | None:
-    """Return the host of this program (a notebook, pytest, ...) and its strategy; ``None`` for a command."""
+    """If this program runs inside a host (a notebook, pytest, ...), return the host and the strategy that works there;
+    ``None`` otherwise.
+    """
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if in_notebook():
@@ -249,7 +254,7 @@ def _host() -> tuple[str, str] | None:
 
 
 def _directory() -> str:
-    """Return the directory in which this program was started, even if it has changed since."""
+    """Return the working directory with which this program was started, even if the program has changed it."""
     main = sys.modules.get("__main__")
     path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if path is None:

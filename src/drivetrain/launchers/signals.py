@@ -67,10 +67,10 @@ def handled(handlers: Mapping[int, Any]) -> Iterator[None]:
 
 @contextmanager
 def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[Sent]:
-    """Context in which signals are forwarded to the ranks, which save and end; yields the record of signals.
+    """Context in which signals are forwarded to the ranks, which then save and end. It yields a record of the signals.
 
-    A user's handler for SIGTERM is called first, as in a fit. Handlers for other signals, and ignored signals, do not
-    change. Outside the main thread, nothing changes.
+    A user's handler for SIGTERM is called first, as in a fit. A signal that the user ignores, and another signal for
+    which the user has a handler, are not forwarded. Outside the main thread, nothing changes.
 
     Args:
         send: sends a signal to all ranks; called in a signal handler.
@@ -80,12 +80,12 @@ def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[S
 
     def handle(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM and callable(own := before[number]):
-            own(number, frame)  # the user's exception ends this process, and the ranks with it
+            own(number, frame)  # an exception of the user's handler ends this process, and then the ranks
         if signal.Signals(number).name in _ENDS:
             again = sent.number is not None
             sent.number = sent.number or number
             sent.limit_s = min(_AT_ONCE_S, stop_timeout_s) if again else stop_timeout_s
-            # a second signal never extends the time
+            # min(), because a second signal must not extend the time
             sent.deadline = min(sent.deadline, time.monotonic() + sent.limit_s)
         send(number)
 
@@ -100,7 +100,7 @@ def _is_passed_on(number: int) -> bool:
     known = signal.getsignal(number)
     if known in (signal.SIG_DFL, signal.default_int_handler):
         return True
-    # SIGTERM is meant for the whole job, even if the user handles it
+    # SIGTERM is meant for the whole job, so it is forwarded even if the user handles it
     return number == signal.SIGTERM and callable(known)
 
 
@@ -110,7 +110,7 @@ def say_who_is_killed(board: Board, running: Mapping[int, int], limit_s: float) 
     Args:
         board: the board of the job.
         running: processes by local rank.
-        limit_s: the seconds that the ranks had.
+        limit_s: the seconds that the ranks had for ending.
     """
     for local_rank, pid in running.items():
         say(

@@ -1,11 +1,12 @@
-"""Find out what the ranks of a machine are doing: the stacks of their threads, and the collectives in which they wait.
+"""Find out what the ranks of a machine are doing: the stacks of their threads, and the collectives in which the ranks
+wait.
 
-A rank can answer by either of two methods. When a file name arrives through a named pipe, a thread of the rank writes
-the stacks and the trace of its collectives to a file of that name. The thread needs the interpreter's lock, which a
+There are two methods. The first is a thread of the rank: when a file name arrives through a named pipe, the thread
+writes the stacks and the trace of collectives to a file of that name. The thread needs the interpreter's lock, which a
 rank that waits in a collective has released. Until a name arrives, the thread sleeps and costs nothing. If other code
-holds the lock, the thread cannot answer. The rank then gets a signal, on which Python's faulthandler writes the stacks
-without the lock. The signal is only the second method, because it may crash a process in which other threads run
-Python; if one thread holds the lock, no other does.
+holds the lock, the thread cannot answer. The second method is a signal, on which Python's faulthandler writes the
+stacks without the lock. It may crash a process in which other threads run Python, so it is used only if the first
+method fails: then one thread holds the lock, and no other runs Python.
 
 This file is imported without torch.
 """
@@ -32,12 +33,12 @@ from drivetrain.launchers import flight
 from drivetrain.launchers.board import Board, own_sheet
 
 _NUMBER = getattr(signal, "SIGRTMIN", 0) + 11  # the signal's number, which neither torch nor Python uses
-_ANSWER_S = 1.0  # seconds for a rank to answer, before and after it gets the signal
-_SOON_S = 0.3  # seconds for a rank to answer when the job ends
+_ANSWER_S = 1.0  # seconds for a rank to answer, first without the signal, then with it
+_SOON_S = 0.3  # seconds for a rank to answer when the job is about to end
 _SETTLED_S = 0.1  # stacks are complete if they have not grown for this time
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _ASKED, _PIPE = "asked", "ask"
-_BETWEEN = b"\n\0\n"  # between the stacks and the trace in an answer
+_BETWEEN = b"\n\0\n"  # the bytes between the stacks and the trace in an answer
 
 _counter = itertools.count()
 
@@ -51,7 +52,7 @@ def listen(folder: Path, local_rank: int) -> None:
     if sys.platform != "linux" or signal.getsignal(_NUMBER) is not signal.SIG_DFL or pipe.exists():
         return
     os.mkfifo(pipe, 0o600)
-    stacks = open(folder / f"{local_rank}.{_ASKED}", "w")  # noqa: SIM115  it stays open as long as the process lives
+    stacks = open(folder / f"{local_rank}.{_ASKED}", "w")  # noqa: SIM115  open until the process ends
     _open.append(stacks)
     faulthandler.register(_NUMBER, stacks, all_threads=True)
     thread = threading.Thread(target=_answer, args=(pipe, folder, local_rank), name="drivetrain stacks", daemon=True)
@@ -62,10 +63,11 @@ _open: list[object] = []
 
 
 def _answer(pipe: Path, folder: Path, local_rank: int) -> None:
-    with open(pipe, "r+b", buffering=0) as asks:  # also opened for writing, so that the pipe never ends
+    # opened for writing too, because a pipe without a writer is at its end
+    with open(pipe, "r+b", buffering=0) as asks:
         while question := asks.read(64):
             for name in question.decode(errors="replace").split():
-                with contextlib.suppress(OSError):  # the folder was removed, because the job is over
+                with contextlib.suppress(OSError):  # the job has ended, so the folder was removed
                     _write_answer(folder / f"{local_rank}.{name}")
 
 
@@ -75,7 +77,7 @@ def _write_answer(path: Path) -> None:
         faulthandler.dump_traceback(file, all_threads=True)
         try:
             trace = flight.taken()
-        except Exception as error:  # other versions of torch may raise anything
+        except Exception as error:  # another version of torch may raise any exception
             trace = json.dumps({"entries": [], "members": {}, "error": repr(error)}).encode()
         file.seek(0, os.SEEK_END)
         file.write(_BETWEEN + trace)
@@ -93,9 +95,9 @@ class Process:
         state: the letter of its state in Linux: "R" running, "S" waiting, "D" waiting for a disk, "T" stopped, "t"
             stopped by a debugger, "Z" ended; "" if there is no such process, "?" if the system cannot tell.
         traced: whether a debugger is attached.
-        cpu_s: its processor time in seconds.
-        answers: whether the process handles the signal that asks for its stacks; other processes would end on this
-            signal.
+        cpu_s: the processor time that the process has used, in seconds.
+        answers: whether the process has a handler for the signal that asks for its stacks. Without one, the signal
+            would end the process.
     """
 
     state: str = "?"
@@ -128,14 +130,16 @@ def process(pid: int) -> Process:
 
 
 def dead_ranks() -> list[int]:
-    """Return the ranks of this machine that have ended; called in a rank. Empty if no process watches this rank."""
+    """Return the ranks of this machine that have ended; called in a rank. If no process watches this rank, the list is
+    empty.
+    """
     sheet = own_sheet()
     if sheet is None:
         return []
     try:
         board = Board.found(sheet.folder)
         pids = {rank: board.pid(each) for each, rank in enumerate(board.ranks)}
-    except (OSError, ValueError):  # the folder was removed with the watching process
+    except (OSError, ValueError):  # the watching process has ended, and the folder was removed
         return []
     return [rank for rank, pid in pids.items() if pid and process(pid).is_dead]
 
@@ -147,8 +151,8 @@ class Answer:
     Attributes:
         pid: the rank's process id; 0: the rank has not begun, or runs in another container.
         process: what the operating system knows about the rank's process.
-        stacks: the stacks of its threads, the main thread's last; "" if the rank has written none.
-        trace: the trace of its collectives; ``None`` if the rank has written none.
+        stacks: the stacks of the rank's threads, that of the main thread last; "" if the rank has written none.
+        trace: the trace of the rank's collectives; ``None`` if the rank has written none.
     """
 
     pid: int
@@ -164,8 +168,11 @@ class Answer:
 
     @property
     def line(self) -> str:
-        """The innermost line of the user's code in the main thread, otherwise of any code; "" if unknown."""
-        own = [frame for frame in self.main if is_of_user(frame[0]) and frame[1]]  # generated code has no source lines
+        """The innermost line of the user's code in the main thread; if there is none, the innermost line of any code;
+        "" if unknown.
+        """
+        # line 0 is generated code, which has no source
+        own = [frame for frame in self.main if is_of_user(frame[0]) and frame[1]]
         return next((f"{file}:{line} in {name}" for file, line, name in own or self.main), "")
 
     @property
@@ -175,10 +182,10 @@ class Answer:
 
     @property
     def waits_in(self) -> flight.Collective | None:
-        """The collective in which the main thread waits; ``None`` if it does something else.
+        """The collective in which the main thread waits; ``None`` if the main thread does something else.
 
-        A collective may be running while the main thread does something else. The main thread waits if its innermost
-        line is torch's or drivetrain's.
+        An unfinished collective does not show that the main thread waits. The thread waits only if its innermost line
+        is torch's or drivetrain's.
         """
         waits = flight.waits_in(self.trace)
         inside = bool(self.main) and any(each in self.main[0][0] for each in _WAIT_IN)
@@ -195,13 +202,14 @@ _NOT_THE_USERS = (
 
 
 def is_of_user(path: str) -> bool:
-    """Return whether the code in that file is the user's, and not an installed package's or Python's."""
+    """Return whether the file ``path`` is the user's code: it belongs to no installed package and not to Python."""
     installed = f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
     return not (installed or path.startswith(("<frozen ", *_NOT_THE_USERS)))
 
 
 def ask(board: Board, local_ranks: Sequence[int], answer_s: float = _ANSWER_S) -> list[Answer]:
-    """Return what these ranks are doing. A rank that is stopped, or holds the interpreter's lock, answers only partly.
+    """Return what these ranks are doing. The answer of a rank that is stopped, or holds the interpreter's lock, is
+    incomplete.
 
     Args:
         board: the board of the job.
@@ -249,7 +257,7 @@ def _signalled(board: Board, pids: Mapping[int, int], answer_s: float) -> dict[i
 
 
 def note_collectives(board: Board, local_ranks: Sequence[int]) -> None:
-    """Write the collectives in which these ranks wait, for the report, before the ranks are ended or fail, too."""
+    """Write for the report the collectives in which these ranks wait. Call this before the ranks are ended, or fail."""
     for each, answer in zip(local_ranks, ask(board, local_ranks, _SOON_S), strict=True):
         if (waits := flight.waits_in(answer.trace)) is not None:
             board.note_collective(each, f"in {waits}")
@@ -265,7 +273,9 @@ def _write(board: Board, local_rank: int, name: str) -> bool:
 
 
 def _read(path: Path, stacks: str) -> tuple[str, flight.Trace | None]:
-    """Return the stacks and the trace in an answer; without an answer, the argument ``stacks`` and ``None``."""
+    """Return the stacks and the trace in an answer; if there is no answer, return the argument ``stacks`` and
+    ``None``.
+    """
     try:
         written, _, text = path.read_bytes().partition(_BETWEEN)
         trace: flight.Trace = json.loads(text)

@@ -1,7 +1,7 @@
 """Tracebacks reduced to the user's code: in reports, in notebooks, and when an uncaught exception ends a process.
 
-Library frames above the user's innermost line are left out. An error of drivetrain's own contains the cure, so no frame
-below that line is shown.
+Library frames above the user's innermost line are left out. The message of drivetrain's own error says what to do, so
+the frames below the user's line are left out too.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from drivetrain.errors import DrivetrainError
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NOT_THE_USERS = (OURS, os.path.dirname(torch.__file__), os.path.dirname(os.__file__))
-_PACKAGES = ("site-packages", "dist-packages")  # folders of packages, inside Python's own folder
+_PACKAGES = ("site-packages", "dist-packages")  # folders for installed packages, inside Python's own folder
 
 _Print = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
-_FOLLOWS = "_follows_another_rank"  # an attribute of exceptions
+_FOLLOWS = "_follows_another_rank"  # an attribute that cut_completely() sets on an exception
 _before: list[_Print] = []  # the previous sys.excepthook; empty until cut_tracebacks() is called
 _tell: list[Callable[[BaseException], object]] = []  # called with an uncaught exception before it is printed
 
 
 def is_library(path: str) -> bool:
-    """Return whether the code of that file is drivetrain's, torch's or Python's own."""
+    """Return whether the file ``path`` belongs to drivetrain, torch or Python."""
     found = next((each for each in _NOT_THE_USERS if path.startswith(each + os.sep)), None)
     if found is None:
         return path.startswith("<frozen ")
@@ -45,16 +45,16 @@ def cut_tracebacks(tell: Callable[[BaseException], object] | None = None) -> Non
 
 
 def cut_completely(error: BaseException) -> None:
-    """If ``error`` ends this process, print it without any frame.
+    """If ``error`` ends this process, Python will print it without any frame.
 
-    Its notes describe another rank's failure, from which it follows; this rank's frames would only hide them.
+    Such an error follows from another rank's failure, which its notes describe; this rank's frames would only distract.
     """
     setattr(error, _FOLLOWS, True)
 
 
 def traceback_of_user(error: BaseException) -> str:
-    """Return the traceback of ``error`` as text; for drivetrain's own error without a user's frame, only its
-    message.
+    """Return the traceback of ``error`` as text; only the message for an error of drivetrain without a frame of the
+    user.
     """
     text = traceback.TracebackException.from_exception(error)
     kept = _kept(error, [each.filename for each in text.stack])
@@ -69,7 +69,7 @@ def place_of_user(error: BaseException) -> str:
 
 
 def _kept(error: BaseException, files: Sequence[str]) -> list[int]:
-    """Return the indices of a traceback's frames to show; ``files`` contains the file of each."""
+    """Return the indices of the frames to show; ``files`` contains the file of each frame of the traceback."""
     users = [index for index, file in enumerate(files) if not is_library(file)]
     if isinstance(error, DrivetrainError):
         return users
@@ -89,7 +89,7 @@ def _print_cut(kind: type[BaseException], error: BaseException, trace: Traceback
             one.__traceback__ = cut(one)
         _before[0](kind, error, error.__traceback__)
     finally:
-        for one, found in complete:  # all frames are linked again afterwards, for a debugger
+        for one, found in complete:  # restore the complete traceback, for a debugger
             one.__traceback__ = found
 
 

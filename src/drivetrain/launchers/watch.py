@@ -1,15 +1,16 @@
-"""Detect that a machine's ranks make no progress: report which wait and which are missing, and perhaps end the job.
+"""Detect that a machine's ranks make no progress: report which ranks wait and which are missing, and perhaps end the
+job.
 
 [Note: when a job that hangs is ended]
 A report alone never ends a job. The job is ended only if no rank can continue: some rank has waited in a collective for
-the complete timeout, and each rank that is missing there is dead, has been stopped for a while, or waits in another
-collective for ranks of which the same is true. The job is also ended if some rank waits at the end of a phase of the
-set-up, where all ranks meet, and a rank of this machine is dead or has been stopped for a while. A rank that does
-anything else may still arrive: it compiles, saves, prepares data, or is in a debugger. Detection needs Linux, and
-collectives that torch's Flight Recorder records.
+the complete timeout, and no rank that is missing there can arrive. A rank cannot arrive if it is dead, has been stopped
+for a while, or waits in another collective for ranks that cannot arrive. The job is also ended if some rank waits at
+the end of a phase of the set-up, where all ranks meet, and a rank of this machine is dead or has been stopped for a
+while. A rank that does something else may still arrive: it may compile, save, prepare data, or be in a debugger.
+Detection needs Linux, and collectives that torch's Flight Recorder records.
 
-The watch reads shared memory and /proc about once a second, in a process that is not a rank. Before the timeout, it
-asks the ranks nothing. This file is imported without torch.
+The watch reads shared memory and /proc about once a second, in a process that is not a rank. Before the timeout, the
+watch asks the ranks nothing. This file is imported without torch.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _STOPPED_TIMEOUT_S = 60.0
 _BUSY = 0.1  # a rank is busy if it uses more than this share of one processor
 _LOOK_S = 1.0  # seconds between two reads of the board
 _AGAIN_S = 10.0  # seconds between two requests to ranks that make no progress
-_ENGINE_S = 60.0  # seconds between two requests to ranks of an Engine, which show no progress
+_ENGINE_S = 60.0  # the same for ranks of a program with an Engine, which show no progress even if they make some
 
 
 def stopped_timeout_s() -> float:
     """Return how many seconds a rank may be stopped (state T, after SIGSTOP or Ctrl-Z) before it counts as dead.
 
-    The environment variable ``DRIVETRAIN_STOPPED_TIMEOUT_S`` overrides it.
+    The environment variable ``DRIVETRAIN_STOPPED_TIMEOUT_S`` overrides the default.
     """
     return float(os.environ.get("DRIVETRAIN_STOPPED_TIMEOUT_S", _STOPPED_TIMEOUT_S))
 
@@ -45,7 +46,7 @@ class Seen:
 
     Attributes:
         place: the rank's phase and step.
-        answer: its answer.
+        answer: the rank's answer to the last request.
         is_busy: whether the rank has used the processor recently.
         stopped_s: the number of seconds for which the rank has been stopped.
     """
@@ -82,16 +83,16 @@ class Watch:
         self._asks_at, self._said = 0.0, False
 
     def look(self) -> str:
-        """Check the ranks, if it is time; return why the job must end, or "".
+        """Check the ranks, if the next check is due; return why the job must end, or "" if it need not end.
 
-        When there was no progress for the timeout, the watch prints a report once.
+        When there was no progress during the timeout, the watch prints a report, only once.
         """
         now = self._clock()
         if now < self._next:
             return ""
         words = [self._board.words(each) for each in self._local]
         stall_s = max(each[STALL] for each in words) / 1000
-        if not stall_s:  # there is no run, or the run is not watched
+        if not stall_s:  # no run has begun, or the run is not watched
             self._next, self._progress = now + _LOOK_S, ()
             return ""
         look_s = min(_LOOK_S, stall_s / 10)
@@ -99,13 +100,13 @@ class Watch:
         progress = tuple(tuple(each[word] for word in (PHASE, BATCHES, STEP, SAVING, STALL)) for each in words)
         if progress != self._progress:
             self._progress, self._since, self._said = progress, now, False
-            # start the measurements again, so that a wait can first reach the timeout
+            # ask the ranks only when a wait in a collective can have lasted for the timeout
             self._stopped, self._cpu, self._asks_at = {}, {}, now + stall_s + look_s
             return ""
         self._look_at_processes(now, now - self._since >= stall_s / 2)
         if now < self._asks_at:
             return ""
-        runs = any(each[SHOWN] for each in words)  # a program with an Engine shows no progress
+        runs = any(each[SHOWN] for each in words)  # False: a program with an Engine, which shows no progress
         self._asks_at = now + min(_AGAIN_S if runs else _ENGINE_S, stall_s)
         return self._judge(now, stall_s, runs)
 
@@ -130,7 +131,7 @@ class Watch:
                 is_busy=when == now or answer.process.cpu_s - used_s > _BUSY * (now - when),
                 stopped_s=now - self._stopped.get(each, now),
             )
-        self._cpu = {}  # measured again from the next check on, because answering has used processor time
+        self._cpu = {}  # processor time is measured again from the next check on, because the answers have used some
         ends = cannot_go_on(seen, stall_s)
         longest = max(
             (time.time() - waits.since for each in seen.values() if (waits := each.answer.waits_in)), default=0
@@ -161,7 +162,7 @@ def now_of(board: Board) -> dict[int, Seen]:
 
 
 def missing(seen: Mapping[int, Seen]) -> dict[int, dict[int, str]]:
-    """Return, for each rank that waits in a collective, the missing ranks, and why they are missing."""
+    """Return, for each rank that waits in a collective, the ranks that are missing there, with the reasons."""
     traces = {rank: each.answer.trace for rank, each in seen.items()}
     found: dict[int, dict[int, str]] = {}
     for rank, each in seen.items():
@@ -172,7 +173,7 @@ def missing(seen: Mapping[int, Seen]) -> dict[int, dict[int, str]]:
 
 
 def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
-    """Return whether a rank waits for ranks that cannot arrive. See [Note: when a job that hangs is ended].
+    """Return whether a rank waits for ranks that cannot arrive. See [Note: when a job that hangs is ended] above.
 
     Args:
         seen: the ranks of this machine.
@@ -190,7 +191,8 @@ def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
         for rank, each in seen.items()
         if each.answer.process.is_dead or each.stopped_s >= stopped_timeout_s()
     }  # fmt: skip
-    if lost and any(each.answer.votes for each in seen.values()):  # all ranks meet at the end of a phase
+    # at the end of a phase of the set-up, all ranks must meet
+    if lost and any(each.answer.votes for each in seen.values()):
         return True
     stuck = set(waiting)
     while True:  # remove ranks that wait for no rank, or for a rank that may still arrive
@@ -209,7 +211,7 @@ def text_of(seen: Mapping[int, Seen]) -> str:
 
 
 def describe(seen: Mapping[int, Seen]) -> list[str]:
-    """Return a line for each rank: where it waits and which ranks are missing there, or what else it does."""
+    """Return a line for each rank: where the rank waits and which ranks are missing there, or what it does instead."""
     absent = missing(seen)
     lacks = {other for others in absent.values() for other in others}
     voting = {rank for rank, each in seen.items() if each.answer.votes}

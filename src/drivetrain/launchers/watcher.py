@@ -1,8 +1,8 @@
-"""The process that watches a machine's ranks if another launcher has started them, such as torchrun, srun or mpirun.
+"""The process that watches a machine's ranks if another program has started them, such as torchrun, srun or mpirun.
 
-Local rank 0 starts this process. It prints a report when a rank fails, and the reports of
-:mod:`drivetrain.launchers.watch`. When all ranks have ended, for whatever reason, it removes the board and ends. It
-does not import torch.
+Local rank 0 starts this process. This process prints a report when a rank fails, and the reports of
+:mod:`drivetrain.launchers.watch`. When all ranks have ended, for whatever reason, it removes the board's folder and
+ends. It does not import torch.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from drivetrain.launchers.folder import hold
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.25
-_LAST_WORDS_S = 1.0  # seconds for the other ranks to write why they also fail
+_LAST_WORDS_S = 1.0  # seconds for the other ranks to write their failures after one rank has failed
 _START = "import sys; sys.path.insert(0, {root!r}); from drivetrain.launchers.watcher import main; main({folder!r})"
 
 
 def start(folder: Path) -> None:
-    """Start the watching process; called in a rank, Linux only. It shares the rank's output.
+    """Start the watching process, which prints to the rank's output. Called in a rank, only on Linux.
 
-    The process has its own session from the beginning, because a launcher that ends a rank signals the rank's whole
+    The process begins in a session of its own, because torchrun and others end a rank by signals to the rank's whole
     process group.
     """
     root = str(Path(__file__).parents[2])
@@ -50,10 +50,11 @@ def main(folder: str) -> None:
 
 
 def _close_inherited() -> None:
-    """Close the file descriptors inherited from the rank that started this process, except its output.
+    """Close the file descriptors that this process has inherited from the rank that started it, except the rank's
+    output.
 
-    These include the rank's connections to other ranks. The connections must close when the rank ends, because
-    otherwise the other ranks wait for it.
+    These descriptors include the rank's connections to other ranks. The connections must close when the rank ends,
+    because otherwise the other ranks wait for it.
     """
     for end in map(int, os.listdir("/proc/self/fd")):
         if end > 2:
@@ -62,7 +63,7 @@ def _close_inherited() -> None:
 
 
 def _ignore_signals() -> None:
-    """Ignore signals from a terminal or a launcher: this process ends when the ranks have ended."""
+    """Ignore signals from a terminal or a launcher, because this process ends when the ranks have ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -79,7 +80,8 @@ class _Ranks:
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._running: dict[int, int] = {}  # local rank -> a file descriptor that is readable when the process ends
+        # by local rank: a file descriptor that is readable when the process has ended
+        self._running: dict[int, int] = {}
         self._ended: list[int] = []  # local ranks in the order in which their end was detected
         self._watch = Watch(board)
 
@@ -101,11 +103,11 @@ class _Ranks:
                 return
         if failed := self._failed():
             say(self._report(failed))
-        while self._running:  # the launcher ends the ranks that still run
+        while self._running:  # the ranks that still run: the program that started them ends them
             self._wait()
 
     def _wait(self, seconds: float | None = None) -> None:
-        """Wait until a rank ends, at most ``seconds``."""
+        """Wait until a rank ends, but at most ``seconds``."""
         for end in select.select(list(self._running.values()), [], [], seconds)[0]:
             rank = next(each for each, known in self._running.items() if known == end)
             os.close(self._running.pop(rank))
@@ -120,7 +122,7 @@ class _Ranks:
                     self._ended.append(rank)
 
     def _failed(self) -> list[int]:
-        """Return the local ranks that have ended with an exception, or inside a run without an exception."""
+        """Return the local ranks that have ended with an exception, or that have ended without one during a run."""
         folder, board = self._board.folder, self._board
         return [each for each in self._ended if (folder / f"{each}.failure").exists() or board.words(each)[STALL]]
 
@@ -128,7 +130,8 @@ class _Ranks:
         failures = {each: found for each in failed if (found := read_failure(self._board.folder, each))}
         own = [each for each in failures if not failures[each].follows]
         silent = [each for each in failed if each not in failures]
-        if not own:  # the other failures may follow from a rank that has ended without an error
+        # every failure follows from another rank, which may be one that has ended without an error during its run
+        if not own:
             silent += [each for each in self._ended if each not in failed and self._board.left_its_run(each)]
         if own or not silent:
             rank = min(own or failures, key=lambda each: failures[each].when)
@@ -147,7 +150,7 @@ class _Ranks:
 
 
 def can_watch() -> bool:
-    """Return whether this system supports the watching process, and the process can outlive this rank."""
+    """Return whether this system supports the watching process, and the watching process can outlive this rank."""
     # Ray kills a rank together with the processes that it has started
     if "drivetrain.launchers._ray_actor" in sys.modules:
         return False

@@ -1,4 +1,4 @@
-"""Replicas that torch_xla starts, one for each device of this machine."""
+"""Start replicas with torch_xla, one for each device of this machine."""
 
 from __future__ import annotations
 
@@ -26,30 +26,31 @@ from drivetrain.launchers.launcher import Launcher, threads_each
 _METHOD = "fork"
 _PROBE_S = 10.0
 _LOOK_EVERY_S = 0.2
-_ECHO_S = 1.0  # when a replica loses its connection, the replica that caused it reports within this time
+# seconds: when a replica loses its connection to a failed replica, the failed one reports within this time
+_ECHO_S = 1.0
 
-# By the job's folder, what its forked replicas apply and call, and the number of torch's threads in them.
+# By the job's folder: the state that its forked replicas apply, what they call, and their number of torch's threads.
 _calls: dict[str, tuple[child.Sealed[ProcessState], child.Sealed[child.Call], int | None]] = {}
 
 
 class XLALauncher(Launcher):
-    """Replicas that ``xmp.spawn`` forks from this process; this process only waits, and is not a replica.
+    """Lets ``xmp.spawn`` fork the replicas from this process, which only waits and is not a replica.
 
     Each replica gets the environment variables with its rank (``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE``,
-    ``LOCAL_WORLD_SIZE``), from torch_xla's numbers, its share of the processors as ``OMP_NUM_THREADS`` unless that is
-    set, and this process's random state. The result is a copy of the result of this machine's rank 0. The launcher can
-    be used repeatedly. With one device it starts no process: this process is the replica.
+    ``LOCAL_WORLD_SIZE``), as torch_xla numbers them, its share of the processors as ``OMP_NUM_THREADS`` (unless this is
+    set), and this process's random state. The result is a copy of the result of this machine's rank 0. The launcher can
+    be used repeatedly. With one device the launcher starts no process: this process is the replica.
 
     Raises:
         ConfigurationError: torch_xla's runtime has started in this process and owns the devices; or torch has used its
-            threads here, which a forked process does not have.
+            threads in this process, and forked processes lack them.
         LaunchError: a replica failed.
     """
 
     _names = ("xla",)
     is_interactive_compatible = True
     leaves_one_here = True
-    endings: ClassVar = {"xla": ()}  # no strategy name has the suffix "_xla"
+    endings: ClassVar = {"xla": ()}  # (): no strategy's name ends with "_xla"
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         threads = threads_each(self.num_processes)
@@ -86,7 +87,7 @@ class XLALauncher(Launcher):
 
 
 def _replica(ordinal: int, folder: str) -> None:
-    """Run the call that this forked process has inherited in memory."""
+    """Run the function that this forked process has inherited in memory."""
     local_rank = int(xla_runtime.local_ordinal())
     files.write(Path(folder) / f"{local_rank}.pid", str(os.getpid()).encode())
     variables = {
@@ -111,7 +112,9 @@ def _refuse_threads(count: int) -> None:
 
 @contextmanager
 def _kills_the_others(folder: Path) -> Iterator[None]:
-    """Context that kills the other replicas soon after one has failed, because they would wait for it."""
+    """Context in which, soon after a replica has failed, the other replicas are killed, because they would wait
+    for it.
+    """
     done = threading.Event()
 
     def watch() -> None:

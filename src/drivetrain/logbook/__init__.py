@@ -1,4 +1,4 @@
-"""The values of ``self.log``."""
+"""Store, reduce and read the values of ``self.log``."""
 
 from drivetrain.base.lazy import public
 

@@ -1,4 +1,4 @@
-"""One logged name: its values, and their reduction."""
+"""Store the values of one logged name, and reduce them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LogRule(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The arguments of one ``self.log`` call that must not change between calls in one hook."""
+    """Those arguments of ``self.log`` that must be the same in all calls with one name in one hook."""
 
     prog_bar: bool
     logger: bool | None
@@ -82,11 +82,13 @@ LOGGED_STATE: Form = ({
     "total": (*NUMBER, None), "last": (*NUMBER, None), "weight": NUMBER, "last_weight?": NUMBER, "fresh": bool,
     "metric": (str, None),
 }, _pending)  # fmt: skip
-"""The form of an :meth:`Entry.state_dict`, with its hook and its loader; files of earlier versions lack "pending"."""
+"""The form of an entry in :meth:`Logbook.state_dict`; files of earlier versions lack "pending"."""
 
 
 class Logged(NamedTuple):
-    """How a name was logged: in each step, over the epoch, to the progress bar, across ranks, as a metric object."""
+    """How a name was logged: whether per step, over the epoch, to the progress bar, across ranks, and as a metric
+    object.
+    """
 
     name: str
     on_step: bool
@@ -107,30 +109,33 @@ class Entry:
         self.options = options
         self.on_step = rule.on_step if options.on_step is None else options.on_step
         self.on_epoch = rule.on_epoch if options.on_epoch is None else options.on_epoch
-        self.step_name, self.epoch_name = self._suffixed("step"), self._suffixed("epoch")  # of its values
+        # names of its values per step and over the epoch
+        self.step_name, self.epoch_name = self._suffixed("step"), self._suffixed("epoch")
         self.names = [self.step_name] * self.on_step + [self.epoch_name] * self.on_epoch
-        self.once = not rule.step_allowed  # if the hook runs once per epoch, its first value is final
+        self.once = not rule.step_allowed  # whether the hook runs once per epoch; then its first value is final
         self.to_logger = options.logger is not False
         self.to_bar = options.prog_bar
         self.keep_graph = options.enable_graph
         self.reduction: Reduction = _REDUCTIONS[options.reduce_fx]
         self.last: Value | None = None
-        self.fresh = False  # whether `last` was written since the last flush
+        self.fresh = False  # whether `last` was set since the last flush
         self._book = book
         self._pending: list[Tensor] = []
         self._pending_weight: float = 1
-        # the checkpoint from which the entry was restored, until the name is logged again
+        # the checkpoint from which the entry was restored; None after the name was logged again
         self.source: str | None = None
-        self._restored = False  # whether some pending values were read from a checkpoint, into host memory
+        self._restored = False  # whether some pending values come from a checkpoint, and so are in host memory
         self._total: Value | None = None
         self._weight: float = 0
         self._last_weight: float = 1
         self.metric: Any = None  # the metric object logged under this name; None for numbers
         self._is_without_value = False  # whether the metric object's last compute() returned None
-        self.shared = options.sync_dist and book.reduce is not None  # whether the ranks' values are reduced to one
-        self.agreed: Value | None = None  # the value for this epoch on which the ranks have agreed
-        self._borrows = False  # whether the epoch's first value was the new result of an operation
-        self._lent: Value | None = None  # the value of :meth:`lend`
+        # whether the ranks' values are reduced to one value
+        self.shared = options.sync_dist and book.reduce is not None
+        self.agreed: Value | None = None  # the value of this epoch on which the ranks have agreed
+        # whether the epoch's first value was a new result of an operation, so that values need not be copied
+        self._borrows = False
+        self._lent: Value | None = None  # the last value from :meth:`lend`
 
     def logged(self) -> Logged:
         """Return how the name was logged."""
@@ -144,7 +149,7 @@ class Entry:
         return f"{base}_{suffix}{separator}{loader}"
 
     def push(self, value: Any, batch_size: float | None) -> None:
-        """Store one value, without a transfer; [Note: when a value is copied] lists when it is copied."""
+        """Store one value, without a transfer. [Note: when a value is copied] in logbook.py lists when it is copied."""
         if self._book.muted:
             self._push_nothing(value)
             return
@@ -183,14 +188,16 @@ class Entry:
             self._combine(value * weight if self.reduction == "mean" else value)
 
     def lend(self, value: Tensor) -> None:
-        """Store the value of a replayed step, into whose memory the next replay writes another value."""
+        """Store the value of a replayed step, without a copy: the next replay writes another value into the same
+        memory.
+        """
         # a new object, because the logbook compares identities to detect a new value
         self.last = self._lent = value.detach()
         self.fresh = True
 
     def _push_nothing(self, value: Any) -> None:
-        """Record that this rank's batch does not count; if the ranks share the value, an empty entry is still
-        needed.
+        """Record that this rank's batch does not count. If the ranks exchange the value, this rank takes part with
+        weight 0.
         """
         if self.shared:
             self.last, self.fresh, self._last_weight = None, True, 0
@@ -210,10 +217,11 @@ class Entry:
             self.last, self.fresh = self._from_metric(value).clone(), True
 
     def _begin_metric(self, metric: nn.Module) -> None:
-        """Start an epoch with this metric object.
+        """Start an epoch in which this metric object is logged.
 
         Raises:
-            LoggingError: the metric is also logged in another stage, or only its step value is logged, and it has none.
+            LoggingError: the metric is also logged in another stage; or only its step value is logged, but it has no
+                step value.
         """
         self._book.check_metric(self, metric)
         if not self.on_epoch and getattr(metric, "_forward_cache", None) is None and hasattr(metric, "_forward_cache"):
@@ -233,7 +241,8 @@ class Entry:
         return value.reshape(())
 
     def last_scalar(self) -> Value | None:
-        """Return the last value as a scalar tensor; a value that was kept without a copy is checked here.
+        """Return the last value as a scalar tensor. Only here, a value that was kept without a copy is checked to be a
+        scalar.
 
         A value from :meth:`lend` is copied.
         """
@@ -249,7 +258,7 @@ class Entry:
         )
 
     def _fold(self) -> None:
-        """Reduce the pending tensors, which all have the same weight, into the total."""
+        """Reduce the pending tensors, which all have the same weight, and add the result to the total."""
         if not self._pending:
             return
         if self._restored:
@@ -284,8 +293,8 @@ class Entry:
         return self._total / self._weight if self._weight else float("nan")
 
     def parts(self, epoch: bool) -> tuple[Value, float]:
-        """Return this rank's part for the exchange: for a mean, its weighted sum and its weight; otherwise the value
-        and 0.
+        """Return what this rank contributes to the exchange of the ranks: for a mean, its weighted sum and its weight;
+        otherwise the value and 0.
         """
         if epoch:
             self._fold()
@@ -299,12 +308,14 @@ class Entry:
 
     @property
     def sign(self) -> int:
-        """The factor that makes the extreme of this entry a largest value; 0: its values are summed."""
+        """The factor with which values are reduced by a maximum: 1 for "max", -1 for "min"; 0 for entries that are
+        summed.
+        """
         return {"max": 1, "min": -1}.get(self.reduction, 0)
 
     def combine(self, value: Tensor, weight: Any, ranks: int) -> Tensor:
-        """Return one value from :meth:`parts` that were reduced over ``ranks`` ranks: sums are divided once, and no
-        number is truncated.
+        """Return the final value from :meth:`parts` that were reduced over ``ranks`` ranks. A sum is divided only here,
+        and no number is truncated.
         """
         if self.reduction != "mean":
             return value
@@ -313,20 +324,21 @@ class Entry:
         return value / weight
 
     def combine_by(self, reduce: Callable[..., Any], value: Tensor, mean: Any) -> Tensor:
-        """Return the value that the ``reduce`` of a user's strategy makes of ``value``, the part of this rank.
+        """Return the value to which the ``reduce`` of a user's strategy reduces ``value``, which is this rank's part.
 
-        For a mean, ``reduce`` gets a number whose average over the ranks is the weighted mean: with equal weights, this
-        rank's own mean.
+        For a mean, ``reduce`` gets a number whose average over the ranks is the weighted mean. With equal weights, this
+        number is the rank's own mean.
         """
         if self.reduction == "mean":
             value = value / (mean.trunc() if parity.current().averaged_batch_sizes else mean)
         return self._as_scalar(torch.as_tensor(reduce(value, reduce_op=self.reduction), device=value.device).detach())
 
     def compute_together(self, sync: Callable[..., list[Tensor]] | None = None) -> None:
-        """Compute a metric object on all ranks at the same time, because they exchange its state: a rank that computed
-        it alone would wait for the others.
+        """Compute a metric object; all ranks must call this at the same time, because they exchange the metric's state,
+        and a rank alone would wait for the others.
 
-        ``sync`` gathers one of its tensors from the ranks that see different samples; ``None``: from all ranks.
+        ``sync`` gathers a tensor of this state from the ranks that see different samples. ``None``: torchmetrics
+        gathers from all ranks.
         """
         metric = self.metric
         if sync is None or getattr(metric, "process_group", None) or getattr(metric, "dist_sync_fn", sync) is not None:
@@ -344,7 +356,7 @@ class Entry:
         return None if value is None else self._as_scalar(self._from_metric(value))
 
     def _from_metric(self, value: Any) -> Tensor:
-        """Return what the metric object has computed as a tensor: it may compute a plain number."""
+        """Return ``value``, which the metric object has computed, as a tensor; it may be a plain number."""
         if is_number(value):
             return torch.tensor(float(value), dtype=torch.float64)
         if isinstance(value, Tensor):
@@ -355,10 +367,10 @@ class Entry:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the running reduction as plain data, except for "metric": a metric object has its own state.
+        """Return the running reduction as plain data, except for "metric", which is the metric object.
 
-        The pending values are stored separately: adding them up now would change the order of the additions, and with
-        it the last bit of 64-bit sums.
+        The pending values are not added up here, because another order of the additions would change the last bit of
+        sums.
         """
         options = {**self.options._asdict(), "reduce_fx": self.reduction}
         pending = (
@@ -388,7 +400,7 @@ class Entry:
             self._include_last(other)
 
     def _include_last(self, other: Entry) -> None:
-        """Reduce the last values of two ranks to one, as the exchange of the ranks would."""
+        """Reduce the last values of two ranks to one value, as an exchange between these ranks does."""
         self.fresh = self.fresh or other.fresh
         there = [(each.last_scalar(), each._last_weight) for each in (self, other) if each.last is not None]
         values, weights = [torch.as_tensor(value) for value, _ in there], [weight for _, weight in there]
@@ -401,7 +413,7 @@ class Entry:
             self.last = STACKED[self.reduction](torch.stack(values))
 
     def reset(self) -> None:
-        """Remove the values of the epoch."""
+        """Remove the epoch's values, and reset the metric object."""
         if self.metric is not None:
             self.metric.reset()
         self._pending.clear()
@@ -423,7 +435,7 @@ def check_arguments(name: str, value: Any, options: Options, batch_size: Any) ->
     for field in ("prog_bar", "logger", "on_step", "on_epoch"):
         if not isinstance(given := getattr(options, field), (int, type(None))):
             raise LoggingError(f"self.log({name!r}, {field}={shown(given)}): {field} is a bool. Write {field}=True.")
-    # A tensor's value is not checked, because that would need a transfer.
+    # If batch_size is a tensor, its value is not checked, because that would need a transfer.
     if not (batch_size is None or isinstance(batch_size, Tensor) or (is_number(batch_size) and batch_size >= 0)):
         raise LoggingError(
             f"self.log({name!r}, batch_size={shown(batch_size)}): batch_size is a number of samples. "
@@ -447,8 +459,8 @@ def check_same(name: str, entry: Entry, options: Options, hook: str) -> None:
     """Check that a further call of ``self.log`` in ``hook`` has the same options as ``entry``.
 
     Raises:
-        LoggingError: they differ.
-        CheckpointError: the options differ, and the entry comes from the checkpoint from which this run resumes.
+        LoggingError: the options differ.
+        CheckpointError: the options differ, and the entry was restored from the checkpoint from which this run resumes.
     """
     if same_options(entry.options, options):
         return

@@ -1,9 +1,9 @@
-"""The logged values of a Trainer as columns, in memory: ``trainer.history``.
+"""``trainer.history``: the logged values of a Trainer, kept in memory as one column for each name.
 
 [Note: what the history costs]
-Numbers are kept in arrays of 8 bytes each; a value with its step and epoch needs 24 bytes. Without a logger, values
-stay on their device until the history is read, or until ``_UNREAD`` flushes have added values. A step makes no further
-call: a row is added where values are flushed.
+A value is kept as three numbers of 8 bytes (value, step and epoch), so it needs 24 bytes. Without a logger, values stay
+on their device until the history is read, or until ``_UNREAD`` rows have been added. A training step makes no call for
+the history: a row is added only when the logbook is flushed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Latest(dict[str, Any]):
     """The latest value of each logged name.
 
     Args:
-        attribute: how users read it, for the message that a name is missing.
+        attribute: the attribute under which users read this object, for the message that a name is missing.
     """
 
     def __init__(self, attribute: str) -> None:
@@ -49,7 +49,7 @@ _MOST = 100_000
 
 
 def _why_unrecorded() -> str:
-    """Return why a value that was logged may not be in the history of this process."""
+    """Return a possible reason why a value that was logged is not in the history of this process."""
     if rank := rank_from_environ():
         return f"This is rank {rank}, and only rank 0 has the history: read it where trainer.is_global_zero is true."
     return (
@@ -62,7 +62,7 @@ class Column(list[float]):
     """A list of the values of one name, the oldest first.
 
     Attributes:
-        steps: the step of each value, as loggers get it.
+        steps: the step of each value, the same number that loggers get.
         epochs: the index of the epoch of each value.
     """
 
@@ -74,13 +74,13 @@ class Column(list[float]):
 class History(Mapping[str, Column]):
     """The values that loggers get, by name; ``history["val_loss"]`` is a :class:`Column`.
 
-    It holds at most 100,000 values of a name: when there are as many, it drops every second one.
+    When a name has 100,000 values, the history drops every second one.
 
     Args:
         has_float64: whether the device has 64-bit floats.
 
     Attributes:
-        logged: every name that ``self.log`` was called with, and whether loggers get its values.
+        logged: by name that ``self.log`` was called with, whether loggers get its values.
     """
 
     def __init__(self, has_float64: bool = True) -> None:
@@ -90,7 +90,7 @@ class History(Mapping[str, Column]):
         self._unread: list[tuple[dict[str, Any], int, int]] = []
 
     def add(self, values: Mapping[str, Any], step: int, epoch: int) -> None:
-        """Add one row. A tensor in it is copied on its device; a value named "step" is the step.
+        """Add one row. Tensors in ``values`` are copied on their device. A value named "step" replaces ``step``.
 
         Args:
             values: numbers, or tensors with one element, by name.
@@ -116,7 +116,8 @@ class History(Mapping[str, Column]):
         check_installed("trainer.history.to_pandas()", "pandas", "trainer.history[name], a list")
         rows: dict[tuple[int, int, int], dict[str, float]] = {}
         for name, column in self.items():
-            earlier = Counter[tuple[int, int]]()  # a test may be repeated at the same step
+            # how often the step has occurred: a test may be repeated at the same step
+            earlier = Counter[tuple[int, int]]()
             for value, step, epoch in zip(column, column.steps, column.epochs, strict=True):
                 row = rows.setdefault((epoch, step, earlier[epoch, step]), {"step": step, "epoch": epoch})
                 earlier[epoch, step] += 1
@@ -131,7 +132,9 @@ class History(Mapping[str, Column]):
         return Column(*self._columns[name])
 
     def why_missing(self, name: str, known: Iterable[str]) -> str:
-        """Return the message that no value is recorded under ``name``; it suggests one of the ``known`` names."""
+        """Return the message that no value is recorded under ``name``; the message suggests one of the
+        ``known`` names.
+        """
         if self.logged.get(name) is False:
             return "it is logged with logger=False, and only values for loggers are recorded. Leave logger=False out."
         if name in self.logged:
@@ -184,7 +187,7 @@ class History(Mapping[str, Column]):
 
 _COLUMNS = 3
 _FEW = 50
-"""Curves of at most so many points have markers, because a line of one point is invisible."""
+"""Curves with at most this many points get markers, because a line of one point is invisible."""
 
 
 def figure_of(history: History, names: Sequence[str] = ()) -> Any:
@@ -192,11 +195,11 @@ def figure_of(history: History, names: Sequence[str] = ()) -> Any:
 
     Args:
         history: the values.
-        names: names of values or of panels; none: all.
+        names: names of values or of panels; if empty, all are shown.
 
     Raises:
         MissingPackageError: the package matplotlib is not installed.
-        UnknownNameError: nothing was logged, or nothing under one of the names.
+        UnknownNameError: nothing was logged, or nothing was logged under one of ``names``.
     """
     check_installed("trainer.plot()", "matplotlib", "trainer.history")
     panels: dict[str, list[str]] = {}
@@ -220,7 +223,7 @@ def figure_of(history: History, names: Sequence[str] = ()) -> Any:
         for name in found:
             column, label = history[name], encodable(name)
             ax.plot(column.steps, column, marker="." if len(column) <= _FEW else "", linewidth=1.2, label=label)
-        ax.set_title(encodable(panel), parse_math=False)  # a "$" in a name is no formula
+        ax.set_title(encodable(panel), parse_math=False)  # parse_math=False: a "$" in a name does not begin a formula
         ax.set_xlabel("step")
         ax.grid(alpha=0.3)
         if found != [panel]:
@@ -229,10 +232,10 @@ def figure_of(history: History, names: Sequence[str] = ()) -> Any:
     for ax in axes.flat[len(shown) :]:
         ax.remove()
     if notebook.can_display():
-        pyplot.close(figure)  # a notebook shows the result of a cell, and each open figure once more
+        pyplot.close(figure)  # a notebook shows the result of a cell, and would show an open figure once more
     return figure
 
 
 def _panel(name: str) -> str:
-    """Return the metric without its stage: "train_loss", "val/loss" and "loss_epoch" are "loss"."""
+    """Return the name without its stage: "loss" for "train_loss", "val/loss" and "loss_epoch"."""
     return re.sub(r"^(train|training|val|valid|validation|test)[_/.-](?=.)|_(step|epoch)$", "", name)

@@ -1,22 +1,22 @@
-"""Logged values: stored where they were computed, and read once per flush.
+"""The logbook, which stores logged values on the device where they were computed, and reads them once per flush.
 
 ``self.log`` only stores the detached value: it makes no transfer and builds no string. Numbers reach the host when the
-book is *flushed* (every ``log_every_n_steps`` optimizer steps and at the end of an epoch): all values of one device are
-stacked for one transfer.
+logbook is *flushed* (every ``log_every_n_steps`` optimizer steps and at the end of an epoch): all values of one device
+are stacked for one transfer.
 
 [Note: when a value is copied]
-A tensor that outlives the step, a buffer, a parameter or a view of one, is copied when it is logged, because later code
-may write into it. For the same reason, every value of a step that will be flushed, which is known before the step runs,
-is copied, and every value of an epoch mean. The remaining values, new results of operations (a loss) in steps that are
-not flushed, are kept without a copy: only ``callback_metrics`` may show them, and only the step itself could change
-them. The first value of a name in an epoch decides whether its values are results of operations, because the check
-costs as much as a copy.
+A tensor that outlives the step (a buffer, a parameter, or a view of one) is copied when it is logged, because later
+code may write into it. For the same reason, two other kinds are copied: every value of an epoch mean, and every value
+of a step that will be flushed (this is known before the step). The remaining values are new results of operations, such
+as a loss, in steps that are not flushed. They are kept without a copy, because only ``callback_metrics`` shows them and
+only the step itself could change them. Whether a name's values are new results is checked only for its first value in
+an epoch, because the check costs as much as a copy.
 
 [Note: exact epoch means]
 Values with the same weight (the batch size) are collected and, at most ``_FOLD_AT`` at a time, summed in float64 on
-their device; the weights are summed on the host as Python numbers; the division happens once, when the mean is read.
-Integers are never truncated, and a smaller last batch has a smaller weight. Summing at intervals bounds memory: a long
-evaluation keeps at most ``_FOLD_AT`` small tensors per name.
+their device; the weights are summed on the host as Python numbers. The sum is divided only when the mean is read.
+Integers are never truncated. A smaller last batch has a smaller weight. So a long evaluation keeps at most ``_FOLD_AT``
+small tensors per name.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Row(NamedTuple):
     name: str
     value: Any
     entry: Entry
-    parts: tuple[Any, float] | None = None  # this rank's part for the exchange of a shared value
+    parts: tuple[Any, float] | None = None  # for a shared value: this rank's part in the exchange
 
 
 class Scope:
-    """The running hook, as ``self.log`` sees it: what it may log, and what it has logged before."""
+    """What ``self.log`` needs to know about the running hook: what the hook may log, and what it has logged."""
 
     def __init__(self, hook: str, rule: LogRule | None) -> None:
         self.hook = hook
@@ -58,25 +58,25 @@ class Scope:
 
 
 class Logbook:
-    """All scopes of one run, and the metrics reduced from them.
+    """The logged values of one run, and the metrics to which they are reduced.
 
     Attributes:
         scope: the running hook; the loops and the hook table set it.
         batch, size: the current batch and its size, which the loops set; the size is ``None`` until a mean needs it.
-        muted: logged values are discarded, because a rank repeats this batch.
-        copies: the values of this step will be read after it, so they are copied.
-        group: "train", "validate" or "test". ``epoch_done``: whether the reductions of its running epoch are final.
+        muted: whether logged values are discarded, because this rank repeats a batch.
+        copies: whether this step's values are copied, because they will be read after the step.
+        group: "train", "validate" or "test". ``epoch_done``: whether the reductions of this group's epoch are final.
         callback_metrics: the latest value of every name, as tensors on their own device.
         bar_metrics: floats of the last flush, in a dictionary that is never modified, so a thread may read it.
-        agreed_steps: by name, the last value that the ranks agreed on, which callbacks see in place of a step's own.
-        logged_metrics: as ``callback_metrics``, for the names that loggers get, under the loggers' names.
+        agreed_steps: by name, the last step value on which the ranks agreed; callbacks see it, not this rank's own.
+        logged_metrics: the latest values that loggers get, under the loggers' names, as tensors on their own device.
         flushes: the number of times that values were read from a device.
         sum_dtype: the dtype of sums over an epoch; float64 if the device supports it.
-        reduce: for the ranks that see different samples: checks that all have the same names, and returns the sums of
-            one list of numbers and the maxima of another; ``None`` with one rank. ``reduce_world``: for all ranks.
+        reduce: checks that the ranks that see different samples log the same names, and returns the sums of a list of
+            numbers and the maxima of another; ``None``: one rank. ``reduce_world``: the same for all ranks.
         own_reduce: a user strategy's reduction of the ranks' values; ``None``: exact sums.
-        history: what loggers get, of all runs of the Trainer; on rank 0.
-        sync_metric: how a metric object gathers the ranks' states if not all ranks see different samples.
+        history: on rank 0, the values that loggers get, of all runs of the Trainer.
+        sync_metric: how a metric object gathers the ranks' states if some ranks see the same samples.
     """
 
     def __init__(self, sum_dtype: torch.dtype = torch.float64) -> None:
@@ -104,10 +104,10 @@ class Logbook:
         return scopes[key]
 
     def start_run(self) -> None:
-        """Remove everything that an earlier run has logged; the run's own thread calls this."""
+        """Remove everything that an earlier run has logged. The thread of the new run calls this."""
         self._thread = threading.get_ident()
         for group in self._groups:
-            self.reset(group)  # a metric object would keep its state, even from an interrupted run
+            self.reset(group)  # otherwise a metric object would keep the state of an earlier, perhaps interrupted, run
         self._groups = {}
         self.group, self.epoch_done, self.muted = "train", False, False
         self.scope: Scope | None = None
@@ -117,14 +117,14 @@ class Logbook:
         self.bar_metrics: dict[str, float] = {}
         self.logged_metrics: dict[str, Any] = Latest("trainer.logged_metrics")
         self._compared_sizes = False
-        self._logged_before: dict[str, list[Logged]] = {}  # by group
-        self._held: dict[Entry, Value | None] = {}  # training's step values when the last evaluation began
+        self._logged_before: dict[str, list[Logged]] = {}  # logged() of the last epoch, by group
+        self._held: dict[Entry, Value | None] = {}  # the step values of training before the last evaluation
         self.agreed_steps: dict[str, Value] = {}
-        # full name -> the scope that logged it first; None: a warning was already issued
+        # by full name: the group and the scope that logged it first; None: a warning was already issued
         self._logged_first: dict[str, tuple[str, Scope] | None] = {}
 
     def join(self, device: torch.device, data: Any, world: Any, own_reduce: Callable[..., Any] | None = None) -> None:
-        """Compute sums on ``device``, and exchange values in the groups of a strategy.
+        """From now on, compute sums on ``device``, and exchange values in a strategy's groups of ranks.
 
         Args:
             device: the device of this process.
@@ -132,7 +132,7 @@ class Logbook:
             own_reduce: the strategy's ``reduce`` if the user overrides it: ``reduce(tensor, group, reduce_op)``.
         """
         self.device = device
-        asked = own_reduce is not None  # an override of reduce is also called with one process
+        asked = own_reduce is not None  # an overridden reduce is called even with one process
         all_ranks = data.size == world.size
         self.own_reduce = own_reduce and partial(own_reduce, group=None if all_ranks else data)
         self.ranks, self._is_first = data.size, world.rank == world.ranks[0]
@@ -141,7 +141,7 @@ class Logbook:
         self.sync_metric = None if all_ranks else lambda tensor, group=None: data.gather_objects(tensor)
 
     def reset(self, group: str) -> None:
-        """Start a new epoch of ``group``: its running reductions restart; ``callback_metrics`` keeps its values."""
+        """Start a new epoch of ``group``: its running reductions start again; ``callback_metrics`` keeps its values."""
         self._logged_before[group] = self.logged(group)
         for scope in self._groups.get(group, {}).values():
             for entry in scope.entries.values():
@@ -149,18 +149,18 @@ class Logbook:
             scope.entries.clear()
 
     def logged(self, group: str) -> list[Logged]:
-        """Return how each name was logged in the running epoch of ``group``; before its first value, in the last."""
+        """Return how each name was logged in this epoch of ``group``; before its first value, in the previous epoch."""
         return [entry.logged() for entry in self._entries(group)] or self._logged_before.get(group, [])
 
     def begin(self, group: str) -> None:
         """Set the running group: "train", "validate", "test" or "predict"."""
-        if self.group == "train" and group != "train":  # the evaluation's values are newer than those of training steps
+        if self.group == "train" and group != "train":  # so that the evaluation's values count as newer
             self.refresh()
             self._held = {entry: self._newest(entry) for entry in self._entries("train") if entry.on_step}
         self.group, self.epoch_done, self.copies = group, False, True
 
     def begin_batch(self, batch: Any, scope: Scope, copies: bool) -> None:
-        """Begin a step on ``batch``; ``copies``: its logged values are read after it."""
+        """Begin a step on ``batch``; ``copies``: whether its logged values are read after it."""
         self.batch, self.size, self.scope, self.copies = batch, None, scope, copies
 
     def enter(self, scope: Scope | None) -> Scope | None:
@@ -169,12 +169,12 @@ class Logbook:
         return outer
 
     def enter_if_left(self, scope: Scope) -> None:
-        """Set the current scope, unless a hook is running, which has its own."""
+        """Set the current scope, unless a hook is running, because a hook has its own scope."""
         if self.scope is None:
             self.scope = scope
 
     def within(self, scope: Scope, *calls: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that passes its arguments to each of ``calls``, and returns the result of the last.
+        """Return a function that passes its arguments to each of ``calls``, and returns the result of the last one.
 
         Values that are logged in these calls belong to ``scope``.
         """
@@ -195,11 +195,11 @@ class Logbook:
         self.epoch_done = self.copies = True
 
     def mute(self, muted: bool) -> None:
-        """Set whether logged values are discarded, as while a rank repeats a batch to keep pace with the others."""
+        """Set whether logged values are discarded, as when a rank repeats a batch because others have more batches."""
         self.muted = muted
 
     def put_back(self, rows: Sequence[Row]) -> None:
-        """Return ``rows`` of :meth:`step_values` to the pending values, because they were not logged."""
+        """Let :meth:`step_values` return ``rows`` again, because they have not reached the loggers."""
         for row in rows:
             row.entry.fresh = True
 
@@ -217,14 +217,14 @@ class Logbook:
         self.bar_metrics, self.history = bar, history
 
     def leave_batch(self) -> None:
-        """Called outside steps: the logbook drops its batch, and a value that an epoch hook logs has weight 1."""
+        """Forget the current batch after a step. A value that an epoch hook then logs has weight 1."""
         self.scope = self.batch = None
         self.size = 1
 
     def find_batch_size(self) -> int:
         """Return the size of the current batch: the first dimension of its first tensor."""
         batch = self.batch
-        if self._compared_sizes:  # checked once per run, because it traverses the batch, whose structure stays the same
+        if self._compared_sizes:  # compared only once per run, because this traverses the batch
             if type(batch) in (list, tuple) and batch:
                 batch = batch[0]
             if isinstance(batch, Tensor):
@@ -266,7 +266,7 @@ class Logbook:
         ]
 
     def agree_on_steps(self, rows: list[Row]) -> list[Row]:
-        """Return ``rows`` with one value for all ranks if ``sync_dist`` is set; every rank must call it."""
+        """Return ``rows``; those logged with ``sync_dist`` get one value for all ranks. Every rank must call this."""
         if self.reduce is None:
             return rows
         shared = [row for row in rows if row.parts is not None]
@@ -277,7 +277,7 @@ class Logbook:
         return [row._replace(value=found[id(row)]) if id(row) in found else row for row in rows]
 
     def agree_on_epoch(self, group: str) -> None:
-        """Exchange the remaining epoch values of ``group`` between the ranks; every rank must call it."""
+        """Exchange those epoch values of ``group`` that were not exchanged yet. Every rank must call this."""
         if self.reduce_world is None:
             return
         new = [(entry.epoch_name, entry) for entry in self._entries(group) if entry.on_epoch and entry.agreed is None]
@@ -293,14 +293,14 @@ class Logbook:
             entry.compute_together(self.sync_metric)
 
     def of_rank_zero(self, name: str, value: Any) -> Any:
-        """Return rank 0's value of a metric that may differ between ranks, so that all decide the same."""
+        """Return rank 0's value of a metric that may differ between ranks, so that all ranks make the same decision."""
         if self.reduce_world is None:
             return value
         summed, _ = self.reduce_world([name], self._vector([value if self._is_first else 0.0]), self._vector([]))
         return summed[0]
 
     def _agree(self, named: list[tuple[str, Entry, tuple[Any, float]]], also: Sequence[str] = ()) -> list[Tensor]:
-        """Compare the names, including those to be exchanged later, and reduce all numbers in one exchange."""
+        """Check that all ranks have the names in ``named`` and ``also``, and reduce the numbers in one exchange."""
         assert self.reduce is not None  # checked by the caller
         sums = [number for _, entry, parts in named if not entry.sign for number in parts]
         most = [entry.sign * parts[0] for _, entry, parts in named if entry.sign]
@@ -324,12 +324,12 @@ class Logbook:
         self.flushes += transfers
         read = [Row(row.name, float(value), row.entry) for row, value in zip(rows, values, strict=True)]
         if shown := {row.name: row.value for row in read if row.entry.to_bar}:
-            # a new dictionary, because a thread may be reading the old one
+            # a new dictionary, because another thread may be reading the old one
             self.bar_metrics = {**self.bar_metrics, **shown}
         return read
 
     def newest_bar_metrics(self) -> dict[str, float]:
-        """Return the values for the bar, read now; to another thread than the run's, those of the last flush."""
+        """Return the newest values for the bar; in another thread than the run's, those of the last flush."""
         if threading.get_ident() == self._thread:
             metrics = self.refresh()
             shown = [(name, each) for each in self._entries(self.group) if each.to_bar for name in each.names]
@@ -337,9 +337,9 @@ class Logbook:
         return self.bar_metrics
 
     def refresh(self) -> dict[str, Any]:
-        """Update both kinds of metrics from the running group, without any transfer; return ``callback_metrics``.
+        """Update ``callback_metrics`` and ``logged_metrics``, without a transfer; return ``callback_metrics``.
 
-        For training, both contain per-step values; for an evaluation, they contain its epoch values.
+        The per-step values of an evaluation are only in ``logged_metrics``.
         """
         metrics, trains = self.callback_metrics, self.group == "train"
         for entry in self._entries(self.group):
@@ -367,7 +367,7 @@ class Logbook:
 
     def has_entries(self, group: str) -> bool:
         """Return whether anything has been logged in ``group``."""
-        for scope in self._groups.get(group, {}).values():  # noqa: SIM110  # a generator would be a call more
+        for scope in self._groups.get(group, {}).values():  # noqa: SIM110  # a generator would add a call
             if scope.entries:
                 return True
         return False
@@ -383,8 +383,8 @@ class Logbook:
     def load_state_dict(
         self, group: str, states: list[dict[str, Any]], rules: Mapping[str, LogRule], source: str | None = None
     ) -> None:
-        """Restore a result of :meth:`state_dict`; states of one name, as of several ranks, are reduced to one.
-        ``source`` is the name of the checkpoint in messages.
+        """Restore results of :meth:`state_dict`. If a name has several states, from several ranks, they are reduced to
+        one. ``source`` is the name of the checkpoint in messages.
         """
         restored = dict[Any, Entry]()
         for state in states:
@@ -431,8 +431,8 @@ class Logbook:
     # ---- for self.log ------------------------------------------------------------------------------------------
 
     def open_entry(self, name: str, value: Any, options: Options, batch_size: Any = None) -> Entry:
-        """Return the entry for ``name`` in the running hook, after checks: the slow first call of ``self.log`` for a
-        name.
+        """Return the entry for ``name`` in the running hook, after checks: ``self.log`` calls this slow method only the
+        first time for a name.
 
         Raises:
             LoggingError: this hook may not log, an argument is wrong, or the name was logged before in this hook with
@@ -466,7 +466,7 @@ class Logbook:
             )
         if (known := scope.entries.get(name)) is not None:
             check_same(name, known, options, scope.hook)
-            # the same reduction in another form, such as torch.mean for "mean", or an entry of a checkpoint
+            # options may have another form ("mean", torch.mean); an entry from a checkpoint is now logged again
             known.options, known.source = options, None
             return known
         full = name
@@ -478,7 +478,7 @@ class Logbook:
         return entry
 
     def _check_name(self, name: str, scope: Scope) -> None:
-        """Warn, once per name, if steps of training and of validation use it, or several loaders do."""
+        """Warn, once per name, if steps of training and of validation log the name, or steps with different loaders."""
         known = self._logged_first.setdefault(name, (self.group, scope))
         if known is None or known[1] is scope:
             return

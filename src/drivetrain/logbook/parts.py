@@ -1,4 +1,6 @@
-"""Values that a module's replicas log about their parts of one batch, combined as one module would have logged them."""
+"""Combine the values that a module's replicas log about their parts of one batch into those that one module
+would log.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _OPENING = threading.Lock()  # replicas may run in threads
 
 
 class _Pushed(NamedTuple):
-    """One value that a replica has logged, and its number of samples."""
+    """One value that a replica has logged, and the number of samples for which it stands."""
 
     value: Any
     samples: Any
@@ -26,7 +28,7 @@ class _Pushed(NamedTuple):
 
 
 class PartEntry:
-    """Replaces an :class:`Entry` on one replica: stores the logged values."""
+    """Takes the place of an :class:`Entry` on one replica, and stores the logged values."""
 
     def __init__(self, entry: Entry, options: Options, samples: int) -> None:
         self.entry, self.options, self._samples = entry, options, samples
@@ -40,20 +42,20 @@ class PartEntry:
         elif not isinstance(value, (int, float, nn.Module)):
             value = self.entry._as_number(value)
         if isinstance(value, nn.Module) and not (hasattr(value, "compute") and hasattr(value, "reset")):
-            self.entry.push(value, batch_size)  # raises the error for this value
+            self.entry.push(value, batch_size)  # the entry raises the error for this value
         given = batch_size is not None
         self.pushed.append(_Pushed(value, batch_size if given else self._samples, given))
 
 
 class _Scope:
-    """The members of a :class:`~drivetrain.logbook.logbook.Scope` that ``self.log`` reads."""
+    """Has those members of a :class:`~drivetrain.logbook.logbook.Scope` that ``self.log`` reads."""
 
     def __init__(self) -> None:
         self.entries: dict[str, PartEntry] = {}
 
 
 class PartBook:
-    """Replaces the logbook on one replica, during one step.
+    """Takes the place of the logbook on one replica, during one step.
 
     Args:
         book: the logbook of the run.
@@ -65,7 +67,7 @@ class PartBook:
         self.scope = _Scope()
 
     def open_entry(self, name: str, value: Any, options: Options, batch_size: Any = None) -> PartEntry:
-        """Open the entry in the logbook, which checks the call, and return this replica's entry."""
+        """Open the entry in the logbook, which checks the arguments, and return this replica's entry."""
         with _OPENING:
             entry = self._book.open_entry(name, value, options, batch_size)
         known = self.scope.entries.get(name)
@@ -113,7 +115,7 @@ def merge(books: Sequence[PartBook], device: torch.device) -> None:
     """Log the replicas' values in the logbook: for each name, the replicas' first values as one value, then their
     second values, and so on.
 
-    A mean is weighted by each replica's samples; sums, minima and maxima are taken over the replicas.
+    In a mean, a replica's value is weighted by its samples; sums, minima and maxima are taken over the replicas.
 
     Args:
         books: the replicas' books, in the order of the parts.

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_EXACT = 2**53  # a 64-bit float represents all integers below
+_EXACT = 2**53  # a 64-bit float represents all integers below this number exactly
 
 
 def read_together(values: Iterable[Any], has_float64: bool) -> tuple[list[Any], int]:
     """Return ``values`` with each tensor replaced by the number that ``tensor.item()`` returns, and the number of
     transfers.
 
-    Tensors on one device are read together, as 64-bit floats if their dtypes differ. An integer that may not be
-    represented by such a float is read again by itself.
+    Tensors on one device are read together, as 64-bit floats if their dtypes differ. An integer that such a float may
+    not represent exactly is read again, in a transfer of its own.
 
     Args:
         values: tensors with one element, and other values, which are returned unchanged.
@@ -46,7 +46,7 @@ def read_together(values: Iterable[Any], has_float64: bool) -> tuple[list[Any], 
 
 
 def as_tensor(value: Any) -> Tensor:
-    """Return a value as a tensor with a floating dtype: a number of Python in 64 bits, an integer tensor in 32."""
+    """Return a value as a tensor with a floating dtype: float64 for a Python number, float32 for an integer tensor."""
     if not isinstance(value, Tensor):
         return torch.tensor(value, dtype=torch.float64)
     return value if value.is_floating_point() else value.to(torch.float32)
