@@ -226,7 +226,8 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
     When the context ends, also by an exception, every submodule's mode and every random generator's state are restored.
 
     Args:
-        module: the module to run. draws: keep the random generators' new states instead.
+        module: the module to run.
+        draws: do not restore the random generators' states.
     """
     parts = list(module.modules())
     modes = [part.training for part in parts]
@@ -249,7 +250,7 @@ def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> 
     Args:
         module: the module to run, which need not be a LightningModule.
         sample: the inputs, in the form of ``example_input_array``, which is the default.
-        draws: keep the random generators' new states instead.
+        draws: do not restore the random generators' states.
 
     Yields: A copy of the inputs on the module's device; ``None`` if there are no inputs, and then the module's modes
         are not changed.

@@ -182,7 +182,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
                 ``name_step`` and that of an epoch as ``name_epoch``.
             value: a number, a tensor with one element, a metric object, or a dictionary of these, whose items are
                 logged as ``name/key``.
-            prog_bar: also show it in the progress bar. logger: also pass it to the loggers; ``None``: True.
+            prog_bar: also show it in the progress bar.
+            logger: also pass it to the loggers; ``None``: True.
             on_step: log the value of each step; ``None``: True in ``training_step`` and the hooks of a training batch,
                 False in other hooks.
             on_epoch: reduce the values of an epoch to one and log it; ``None``: True where ``on_step=None`` means

@@ -39,7 +39,7 @@ class LightningOptimizer(OptimizerHandle):
     optimizer.
 
     Its ``step`` unscales gradients if the precision scales them, calls ``on_before_optimizer_step``, clips if the
-    Trainer is configured to clip, and increases ``global_step``.
+    Trainer is configured to clip, and increases ``global_step``. Outside training, ``step`` is the optimizer's own.
     """
 
     _OWN = OptimizerHandle._OWN | {"_module"}
@@ -83,8 +83,8 @@ class LRSchedulerConfig:
             next.
         reduce_on_plateau: whether the scheduler's ``step`` takes the monitored value; such a scheduler steps after
             validation.
-        monitor: the name of the monitored value. strict: whether it is an error that the monitored value was not
-            logged; with False it is a warning.
+        monitor: the name of the monitored value.
+        strict: whether it is an error that the monitored value was not logged; with False it is a warning.
     """
 
     scheduler: Any
