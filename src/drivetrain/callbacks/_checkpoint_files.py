@@ -1,4 +1,4 @@
-"""The files of a ModelCheckpoint: its own files, the newest one, and links to it."""
+"""Checks of ModelCheckpoint's files and of its state, and a save that does not overwrite another run's file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from drivetrain.callback import Trainer
 
 
 def save_new(trainer: Trainer, path: str, weights_only: bool = False) -> bool:
-    """Save to ``path``, unless another process has meanwhile put a file there; every rank must call it.
+    """Save to ``path``, unless another process has put a file there in the meantime; every rank must call this
+    function.
 
     Returns:
         Whether the file was saved; the same on every rank.
@@ -36,7 +37,7 @@ _SCORE: Form = (Tensor, int, float, None, number)
 _STATE: Form = {
     "best_model_path": str, "kth_best_model_path": str, "last_model_path": str, "dirpath": (str, None),
     "best_model_score": _SCORE, "kth_value": _SCORE, "best_k_models": {str: number},
-    # missing in files of earlier versions
+    # files of earlier versions lack these entries
     "current_score?": _SCORE, "newest_path?": str, "saved_at_step?": int, "awaited_at_step?": int,
     "last_at_batch?": int,
 }  # fmt: skip
@@ -44,7 +45,7 @@ _STATE: Form = {
 
 
 def check_state(state: Any) -> None:
-    """Refuse a state that :meth:`ModelCheckpoint.state_dict` cannot have returned.
+    """Raise an error for a state that :meth:`ModelCheckpoint.state_dict` cannot have returned.
 
     Raises:
         CheckpointError: an entry has another type; the message names it.
