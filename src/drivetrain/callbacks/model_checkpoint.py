@@ -61,10 +61,9 @@ class ModelCheckpoint(StoredCheckpoint):
             and ``every_n_epochs`` may be given; without any of them, the callback saves in every epoch.
         save_on_train_epoch_end: save when a training epoch ends instead of after validation; ``None``: True, unless
             validation runs more or less often than once per epoch.
-        save_on_exception: also save when an exception ends the run. ``filename`` names
-            the file, and none of
-            the kept checkpoints is removed for it. With several processes, a ``filename`` with metrics is replaced by
-            the epoch and the step.
+        save_on_exception: also save when an exception ends the run. ``filename`` names the file, and none of the kept
+            checkpoints is removed for it. With several processes, a ``filename`` with metrics is replaced by the epoch
+            and the step.
         enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
         every: "auto": choose the interval between two saves that costs least time. Time is lost by saving, and by a
             failure, after which the work since the last save is done again. Both costs are taken from the ledger of a
