@@ -1,7 +1,7 @@
 """Switches that restore Lightning's behaviour where drivetrain differs on purpose.
 
-Each switch is off by default. The switches apply to the whole process: ``drivetrain.compat`` sets them when it is
-imported, and each run reads them when it is set up.
+Each switch is off by default. The switches apply to the whole process: ``drivetrain.compat.installing.install`` sets
+them before parts of a run are created, and each run reads them when it is set up.
 """
 
 from __future__ import annotations

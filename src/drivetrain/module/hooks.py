@@ -59,8 +59,8 @@ class DataHooks:
     """Whether :meth:`prepare_data` runs once per node, or once in the whole job."""
 
     def prepare_data(self) -> None:
-        """Download or write the run's data. Set no attributes here, because only one process (of each node, or of the
-        job) calls this hook.
+        """Download or write the run's data. Only one process of each node, or of the whole job (see
+        :attr:`prepare_data_per_node`), calls this hook, so do not set attributes here.
         """
 
     def setup(self, stage: str) -> None:
