@@ -30,8 +30,7 @@ _RANKING = (
 
 @dataclass
 class UnderWay:
-    """A save of a ModelCheckpoint whose files are not durable yet, because the store still writes them in the
-    background.
+    """A save of a ModelCheckpoint whose files the store still writes in the background.
 
     Attributes:
         files: the path of each file, and the message to log when it is durable; "" for a copy of another file, which is

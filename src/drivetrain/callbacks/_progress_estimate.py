@@ -18,9 +18,7 @@ _FEWEST = 20
 
 
 class Meter:
-    """Measures batches per second over the last 20 calls of :meth:`measure` at which the number of batches had
-    grown.
-    """
+    """Measures batches per second over the last 20 calls of :meth:`measure` with a new number of batches."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque(maxlen=21)
@@ -49,9 +47,7 @@ class Meter:
 
 
 class Waiting:
-    """Estimates the share of time in which a loop waits for a batch: the share of the last 240 calls of :meth:`look` at
-    which it waited.
-    """
+    """Estimates the share of time in which a loop waits for a batch, from the last 240 calls of :meth:`look`."""
 
     def __init__(self) -> None:
         self._looks: deque[bool] = deque(maxlen=240)

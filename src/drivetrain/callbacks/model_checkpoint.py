@@ -157,7 +157,7 @@ class ModelCheckpoint(StoredCheckpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         check_state(state_dict)
         self._awaited_at_step = state_dict.get("awaited_at_step", -1)
-        self.dirpath = self.dirpath or state_dict["dirpath"]  # None if setup ran in another process
+        self.dirpath = self.dirpath or state_dict["dirpath"]  # self.dirpath is None if setup ran in another process
         if (before := state_dict["dirpath"]) == self.dirpath or (before or "").rstrip("/") == self.dirpath:
             models, last = state_dict["best_k_models"], state_dict["last_model_path"]
             if foreign := [path for path in (*models, last) if path and not self._is_own(path)]:

@@ -23,8 +23,7 @@ class NonFiniteLossError(DrivetrainError, ArithmeticError):
 
 
 class TerminateOnNaN(Callback):
-    """Stops training at a loss that is infinite or NaN, before the loss changes a weight, and reports where it comes
-    from.
+    """Stops training at a loss that is infinite or NaN, before it changes weights, and reports its origin.
 
     The error names the rank, the epoch, the batch, and the first layer whose output is not finite although its inputs
     are. To find that layer, the callback calls ``training_step`` once more with the batch, without gradients and

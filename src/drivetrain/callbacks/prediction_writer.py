@@ -30,8 +30,8 @@ class WriteInterval(str, Enum):
 
 
 class BasePredictionWriter(Callback):
-    """Base class of callbacks that write predictions. Define :meth:`write_on_batch_end`, :meth:`write_on_epoch_end`, or
-    both, as ``write_interval`` says. Each is called on every rank with that rank's predictions.
+    """Base class of callbacks that write predictions. Define the methods that ``write_interval`` names. Each is called
+    on every rank with that rank's predictions.
 
     Args:
         write_interval: when to write: after each "batch", at the end of the "epoch", or "batch_and_epoch".

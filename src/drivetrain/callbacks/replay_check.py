@@ -21,8 +21,7 @@ class ReplayMismatchError(DrivetrainError, RuntimeError):
 
 
 class ReplayCheck(Callback):
-    """Replays every n-th optimizer step: it computes the step's batches a second time from the same state, and compares
-    the results bit by bit.
+    """Computes every n-th optimizer step a second time from the same state, and compares the results bit by bit.
 
     The losses, the gradients and the random states are compared before the optimizer's step. If they differ, a message
     names what differs, and the first operation with a different result, with its line in the program. Training

@@ -284,8 +284,8 @@ class _Prints:
 
 @dataclass(frozen=True)
 class _Difference:
-    """A tensor that differs between ``ranks``; ``values`` has the fingerprint on each rank, ``None`` for a rank that
-    lacks the tensor.
+    """A tensor that differs between ``ranks``; ``values`` has each rank's fingerprint, or ``None`` if it lacks the
+    tensor.
     """
 
     name: str

@@ -31,8 +31,7 @@ _LINE = 1000  # how many bytes of an answer are read at most
 
 
 class TrainJobStatus(Callback):
-    """Posts the finished percentage, the remaining time and the metrics of a fit to the TrainJob's status. Only rank 0
-    posts.
+    """Posts the percentage, the remaining time and the metrics of a fit to the TrainJob's status, from rank 0.
 
     The Trainer adds the callback if ``KUBEFLOW_TRAINER_SERVER_URL`` is set, as Kubeflow Trainer does since version 2.2
     if its feature gate ``TrainJobStatus`` is on. A separate thread posts when the training begins, every ``each_s``

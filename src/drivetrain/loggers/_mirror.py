@@ -15,8 +15,7 @@ _EVERY_S = 60.0
 
 
 class Mirror:
-    """A logger's files, which are written locally and uploaded as a whole, because a store such as S3 cannot append to
-    an object.
+    """A logger's files, written locally and uploaded as a whole, because stores such as S3 cannot append to an object.
 
     The local folder is temporary: each process with a copy of the logger creates one on first use and removes it when
     the process ends. Changes that were not uploaded by then are lost.

@@ -127,8 +127,8 @@ class CSVLogger(FolderLogger):
         return {**self._place(), **(self._resumes_at or now)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the table after the row in ``state``, if the table has this row. Rows after it are removed when the
-        next value is logged.
+        """Continue the table after the row in ``state``, if the table has this row. Rows after it are moved away when
+        the next value is logged.
         """
         is_same = self._continues or state.get("folder") == self._place().get("folder", "")
         if "rows" in state and (is_same or (state["last"] and not self.numbers_runs)):
@@ -209,8 +209,8 @@ class CSVLogger(FolderLogger):
         self._columns += [name for name in own if name not in self._columns]
 
     def _take_rows_back(self, rows: int, last: Row) -> None:
-        """Remove all rows of the table after the first ``rows`` rows and the row ``last``, which follows them unless it
-        is empty. If the table does not have these rows, it is not changed.
+        """Move rows from the table to ``metrics_replaced.csv``, except the first ``rows`` rows and, unless it is empty,
+        the row ``last`` after them. If the table does not have these rows, it is not changed.
         """
         self._save()
         table = self._table

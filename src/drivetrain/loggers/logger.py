@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 
 class Logger(ABC):
-    """Base class of loggers. A logger is called with plain floats, at most a few times a second, and only on global
-    rank 0.
+    """Base class of loggers, which get plain floats, at most a few times a second and only on global rank 0.
 
     To add a logger, write a subclass in a file of its own, in this folder or in a package. A program may also register
     a class with ``LoggerRegistry.register("name", cls)``. Import the library that the logger uses when the logger first

@@ -1,6 +1,4 @@
-"""Export a module to ONNX, TorchScript and TensorRT; run its ``forward`` once on example inputs, without lasting
-effects.
-"""
+"""Export a module to ONNX, TorchScript and TensorRT; run ``forward`` on example inputs, without lasting effects."""
 
 from __future__ import annotations
 
@@ -289,8 +287,8 @@ def detached(module: nn.Module) -> nn.Module:
 
 
 class _Unregistered:
-    """A base class that prevents ``__init_subclass__`` of a user's class, which may register each subclass, from
-    running.
+    """A base class whose ``__init_subclass__`` does nothing, so that a user's, which may register classes, is not
+    called.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -485,8 +485,7 @@ def _warn_not_logged(module: str, no_trainer: bool) -> None:
 
 
 class EngineAsTrainer:
-    """Gives a module in an Engine those attributes of a Trainer that the Engine also has: ranks, device, strategy,
-    loggers, callbacks.
+    """The attributes of a Trainer that an Engine also has: ranks, device, strategy, loggers, callbacks.
 
     Args:
         engine: the Engine that has set up the module.

@@ -35,8 +35,7 @@ _FORMS = (
 
 
 class LightningOptimizer(OptimizerHandle):
-    """The wrapper of an optimizer that ``self.optimizers()`` returns; all attributes except ``step`` are those of the
-    optimizer.
+    """Wraps an optimizer for ``self.optimizers()``. All attributes except ``step`` are those of the optimizer.
 
     Its ``step`` unscales gradients if the precision scales them, calls ``on_before_optimizer_step``, clips if the
     Trainer is configured to clip, and increases ``global_step``. Outside training, ``step`` is the optimizer's own.

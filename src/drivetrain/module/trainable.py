@@ -80,8 +80,8 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         raise NotImplementedError
 
     def configure_model(self) -> None:
-        """Create layers here to create them on the device and in the run's precision. Every run calls this hook, so do
-        nothing if the layers already exist.
+        """Create layers here, so that they are created on the device and in the run's precision. Every run calls this
+        hook, so do nothing if the layers already exist.
         """
 
     # ---- what the loop calls and the user may override -----------------------------------------------------------
@@ -138,7 +138,7 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip this optimizer's gradients: scale them by their total L2 norm ("norm", the default), or limit each
+        """Limit the total L2 norm of this optimizer's gradients ("norm", the default), or the absolute value of each
         element ("value").
         """
         if gradient_clip_algorithm not in (None, "norm", "value"):

@@ -21,12 +21,12 @@ _MODES = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8", "int8-training")
 
 
 class BitsandbytesPrecision(Autocast):
-    """Packs the weights of linear layers, so that a large model needs less memory when it is evaluated or when adapters
-    are trained on it. Needs the package ``bitsandbytes``.
+    """Packs the weights of linear layers into 4 or 8 bits. Needs the package ``bitsandbytes``.
 
-    The packed weights are frozen. Only the other parameters are trained, and they keep their dtype. "int8-training"
-    trains the weights and packs them again for each matrix product. A checkpoint contains packed weights in the format
-    of bitsandbytes. Both packed and plain weights can be loaded; plain weights are packed during loading.
+    A large model then needs less memory, for its evaluation or for training adapters on it. The packed weights are
+    frozen. Only the other parameters are trained, and they keep their dtype. "int8-training" trains the weights and
+    packs them again for each matrix product. A checkpoint contains packed weights in the format of bitsandbytes. Both
+    packed and plain weights can be loaded; plain weights are packed during loading.
 
     Args:
         mode: "nf4" and "fp4" pack weights into 4 bits; "nf4-dq" and "fp4-dq" also pack the scales of the weights;

@@ -32,9 +32,7 @@ CLIPPING = frozenset({"clip_grad_by_value", "clip_grad_by_norm", "main_params"})
 
 
 class Familiar:
-    """Methods and attributes with Lightning's names, which users can call and override. :class:`Precision` has other
-    names for the same things.
-    """
+    """Methods and attributes with Lightning's names, which users can call and override."""
 
     scaler: Any = None
     """The gradient scaler, if there is one."""

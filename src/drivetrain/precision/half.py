@@ -66,8 +66,7 @@ class TruePrecision(Precision):
 
 
 class HalfPrecision(TruePrecision):
-    """Keeps everything in 16 bits, including the optimizer's state. This needs half the memory of float32, but small
-    updates of weights are rounded to zero.
+    """Keeps everything in 16 bits, including the optimizer's state; small updates of weights are rounded to zero.
 
     Args:
         precision: "bf16-true", with the range of float32 and few digits, or "16-true", with more digits and a small

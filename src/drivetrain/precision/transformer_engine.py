@@ -21,11 +21,10 @@ _MULTIPLE = 16  # both sizes of a weight must be multiples of this
 
 
 class TransformerEnginePrecision(TruePrecision):
-    """Keeps weights in 16 bits, and lets the layers of TransformerEngine compute matrix products in 8-bit floats. Needs
-    the package of TransformerEngine.
+    """Keeps weights in 16 bits, and lets layers of TransformerEngine compute matrix products in 8-bit floats.
 
-    Also needs a GPU that multiplies 8-bit floats (Ada, Hopper or later). drivetrain's tests use a stand-in for the
-    package and have never run it on such a GPU.
+    Needs NVIDIA's package TransformerEngine and a GPU that multiplies 8-bit floats (Ada, Hopper or later). drivetrain's
+    tests use a stand-in for the package and have never run it on such a GPU.
 
     Args:
         weights_dtype: ``torch.bfloat16`` ("transformer-engine") or ``torch.float16`` ("transformer-engine-float16").

@@ -22,8 +22,7 @@ _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 
 
 class Profiler(ABC):
-    """Base class of profilers. A profiler measures actions: parts of a run that begin with a call of :meth:`start` and
-    end with a call of :meth:`stop`, both with the action's name.
+    """Base class of profilers, which measure actions: each begins with :meth:`start` and ends with :meth:`stop`.
 
     The Trainer calls these methods around the parts of a run, whose names docs/profilers.md lists, and :meth:`describe`
     when the run ends. User code can add actions of its own: ``with self.trainer.profiler.profile("augment"):``.

@@ -55,8 +55,7 @@ _SORT_KEYS = (
 
 
 class PyTorchProfiler(Profiler):
-    """Records torch's operations on the host and on the device, and marks in which action of the run and in which layer
-    they ran.
+    """Records torch's operations on the host and on the device, and marks the actions and the layers in which they ran.
 
     Recording slows training down and takes memory, so by default only batches 2, 3 and 4 are recorded (the first batch
     is 0): ``torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)``. After these batches, the run continues at

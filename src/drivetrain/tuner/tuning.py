@@ -155,9 +155,7 @@ def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
 
 
 class _NoEpochs(Callback):
-    """Ends the Tuner's fit after the search, by setting ``max_epochs`` to 0. It is not set earlier, because the
-    module's hooks must see the real value.
-    """
+    """Ends the Tuner's fit after the search. Until then, the module's hooks see the real ``max_epochs``."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run: Any = trainer.current_run
@@ -165,9 +163,7 @@ class _NoEpochs(Callback):
 
 
 class _TunersRate(LearningRateFinder):
-    """The finder of a Tuner's learning rate. If the steps run in other processes, the losses come back as the
-    callback's state.
-    """
+    """The finder of a Tuner's learning rate. Its state brings the losses back if the steps run in other processes."""
 
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().lr_find(trainer, pl_module)
