@@ -55,7 +55,7 @@ class ReplicaCheck(Callback):
         ignore: names of parameters and buffers that may differ between ranks, with wildcards: ``["codebook.*"]``.
 
     Raises:
-        ConfigurationError: an argument has a wrong value, or with this strategy, the ranks need not have equal values.
+        ConfigurationError: an argument has a wrong value, or the strategy does not keep the ranks' values equal.
         ReplicaMismatchError: during training, the replicas differ and are not healed; raised on all ranks.
     """
 

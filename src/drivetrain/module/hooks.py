@@ -186,13 +186,13 @@ class ModelHooks:
         """Called after a prediction batch."""
 
     def on_validation_model_train(self) -> None:
-        """Switch back to training mode after validation. If this is not overridden, the Trainer restores the mode of
-        every submodule instead of calling it.
+        """Switch back to training mode after validation. If this hook is not overridden, the Trainer restores the mode
+        of every submodule instead of calling the hook.
         """
 
     def on_test_model_train(self) -> None:
-        """Switch back to training mode after testing. If this is not overridden, the Trainer restores the mode of every
-        submodule instead of calling it.
+        """Switch back to training mode after testing. If this hook is not overridden, the Trainer restores the mode of
+        every submodule instead of calling the hook.
         """
 
     def on_before_zero_grad(self, optimizer: Optimizer) -> None:

@@ -57,8 +57,8 @@ class Familiar:
         """Register the names under which users choose this class: ``precision_registry.register("name", cls,
         description="...")``.
 
-        Python's definition of a subclass with this method calls it once, so no other line is needed. Further arguments
-        of ``register`` are passed to the constructor of the class.
+        Called once, when Python defines a subclass that has this method, so that the class needs no other line. Further
+        arguments of ``register`` are passed to the constructor of the class.
         """
 
     precision: str = reads(

@@ -84,8 +84,8 @@ class MixedPrecision(Autocast):
     def bind(self, optimizers: Sequence[Optimizer]) -> None:
         """Store all optimizers of the run. Called when the run starts.
 
-        If it was not called, the scale is updated only when the next loss is scaled, because unknown optimizers may
-        have gradients.
+        If this method was not called, the scale is updated only when the next loss is scaled, because unknown
+        optimizers may have gradients.
         """
         self._optimizers = tuple(optimizers)
         self._skipped.clear()
