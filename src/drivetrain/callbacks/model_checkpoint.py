@@ -185,9 +185,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self.best_model_path = state_dict["best_model_path"]
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
-        """Return the file that ``save_last`` wrote in this process, and all checkpoints in the folder if the user chose
-        it.
-        """
+        """Return this process's file of ``save_last``, and all checkpoints in a folder that the user chose."""
         last = {self.last_model_path} if self.last_model_path else set()
         if not self._folder_is_chosen(trainer):
             return sorted(last)
@@ -211,9 +209,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self._seen_step = trainer.progress.global_step
 
     def _choose_interval(self, trainer: Trainer) -> None:
-        """With ``every="auto"``, set the number of seconds between two saves from the costs that rank 0 has measured so
-        far.
-        """
+        """With ``every="auto"``, set the seconds between two saves from the costs that rank 0 has measured so far."""
         if self.every is not None:
             monitors = [each for each in trainer.callbacks if isinstance(each, goodput_monitor.GoodputMonitor)]
             if not monitors:
@@ -291,9 +287,7 @@ class ModelCheckpoint(StoredCheckpoint):
             rank_zero_info(f"ModelCheckpoint(save_on_exception=True) saved nothing: {BEFORE_TRAINING}")
 
     def _tell_age_of_score(self, trainer: Trainer) -> None:
-        """Log once per fit that a checkpoint's score comes from a validation at an earlier step than the
-        checkpoint's.
-        """
+        """Log once per fit that a checkpoint's score comes from a validation at an earlier step."""
         if self.monitor is None or self._validated_score is None or self._told_age:
             return
         (value, step), now = self._validated_score, trainer.progress.global_step

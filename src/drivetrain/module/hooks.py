@@ -90,8 +90,7 @@ class DataHooks:
         return batch
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move the batch to ``device``. By default, every tensor in nested containers is moved, and every other object
-        with a method ``to``.
+        """Move the batch; by default, all tensors in nested containers, and other objects with a method ``to``.
 
         Returns:
             The batch on the device; ``None`` if the hook has moved the given object itself.
@@ -196,22 +195,16 @@ class ModelHooks:
         """
 
     def on_before_zero_grad(self, optimizer: Optimizer) -> None:
-        """Called before the gradients of the previous optimizer step are cleared, after the first ``training_step`` of
-        the next one.
-        """
+        """Called after the first ``training_step`` of an optimizer step, before the previous gradients are cleared."""
 
     def on_before_backward(self, loss: Tensor) -> None:
         """Called before the backward pass of ``loss``, which is divided by the number of accumulated batches."""
 
     def on_after_backward(self) -> None:
-        """Called after the backward pass of a batch, when its gradients have been added to each parameter's
-        ``grad``.
-        """
+        """Called after the backward pass of a batch, when its gradients were added to each parameter's ``grad``."""
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Called when the gradients of an optimizer step are complete, unscaled and not yet clipped; inspect their
-        norms here.
-        """
+        """Called when an optimizer step's gradients are complete, unscaled and not yet clipped; inspect norms here."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Called when ``checkpoint`` is complete and not yet written; add entries or change them here."""
@@ -297,9 +290,7 @@ class HookTable:
         ]
 
     def bind(self, hook: str, dataloader_idx: int | None = None) -> tuple[Call, ...]:
-        """Return a tuple for ``hook``: empty without overrides, otherwise one function that calls all overrides in
-        order.
-        """
+        """Return a tuple for ``hook``: empty, or with one function that calls all overrides in order."""
         before, after = self._callback_calls(hook)
         if after and hook == "on_train_epoch_end":  # these callbacks use values that the module logs in this hook
             after = [lambda *_: self._book.agree_on_epoch("train"), *after]
@@ -313,9 +304,7 @@ class HookTable:
         return (self._scoped(hook, [*before, *after]),) if before or after else ()
 
     def bind_method(self, name: str) -> Call | None:
-        """Return the module's method ``name`` if it is overridden; what the method logs counts as logged in the hook
-        ``name``.
-        """
+        """Return the module's method ``name`` if it is overridden; what it logs counts as logged in this hook."""
         if not overrides(self._module, name, self._module_base):
             return None
         method = self._measured(self._module, "LightningModule", name)
@@ -421,9 +410,7 @@ class HookTable:
         return [self._measured(self._strategy, "Strategy", hook)] if overrides(self._strategy, hook, Strategy) else []
 
     def _measured(self, owner: Any, kind: str, hook: str) -> Call:
-        """Return the method ``hook`` of ``owner``; if there is a profiler, a function that also measures it as an
-        action.
-        """
+        """Return the method ``hook`` of ``owner``; with a profiler, one that is also measured as an action."""
         method: Call = getattr(owner, hook)
         return method if self.spans is None else cast("Call", self.spans.of_hook(owner, kind, hook))
 

@@ -132,21 +132,16 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     _toggles: list[_Toggle]
 
     def configure_callbacks(self) -> list[Callback] | Callback:
-        """Return callbacks for every run of this module. Each replaces all callbacks of the same class that the Trainer
-        was given.
-        """
+        """Return callbacks for every run of this module. Each replaces the Trainer's callbacks of its own class."""
         return []
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state dict as ``nn.Module`` does, whether or not submodules are compiled now or were compiled when
-        ``state_dict`` was saved.
+        """Load a state dict as ``nn.Module`` does, whether or not submodules are or were compiled.
 
-        ``torch.compile`` adds ``_orig_mod.`` to the names of parameters; checkpoints contain the names without this
-        prefix.
+        ``torch.compile`` adds ``_orig_mod.`` to the names of parameters; checkpoints contain the names without it.
 
         Raises:
-            CheckpointMismatchError: ``state_dict`` is a whole checkpoint: its entry "state_dict" should have been
-                passed.
+            CheckpointMismatchError: a whole checkpoint was passed instead of its entry "state_dict".
         """
         # with strict=False, torch would load nothing, and raise no error
         if isinstance(state_dict.get("state_dict"), Mapping):
@@ -186,11 +181,9 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             logger: also pass it to the loggers; ``None``: True.
             on_step: log the value of each step; ``None``: True in ``training_step`` and the hooks of a training batch,
                 False in other hooks.
-            on_epoch: reduce the values of an epoch to one and log it; ``None``: True where ``on_step=None`` means
-                False.
+            on_epoch: log one value, reduced over the epoch; ``None``: True where ``on_step=None`` means False.
             reduce_fx: "mean" (weighted by batch size), "sum", "min" or "max".
-            enable_graph: keep the value's graph, so that the logged value can be differentiated later; the graph
-                occupies memory.
+            enable_graph: keep the value's graph, so that it can be differentiated later; the graph needs memory.
             sync_dist: with several processes, reduce over the values of all processes; means are weighted by batch
                 size. Every process must then log the value. With False, each process keeps its own value.
             sync_dist_group: accepted for compatibility and ignored: values are reduced over all processes.
@@ -268,9 +261,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return gathered(self.trainer.strategy, data, group, sync_grads)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Call ``print`` on global rank 0 only. If a progress bar is drawn, its ``print`` is called instead, which
-        writes above the bar.
-        """
+        """Call ``print`` on global rank 0 only; if a progress bar is drawn, print above the bar."""
         if self._driver is None or self._driver.is_global_zero:
             bar = getattr(self._driver, "progress_bar_callback", None)
             (print if bar is None or bar.is_disabled else bar.print)(*args, **kwargs)
@@ -376,9 +367,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         """Return the optimizer, or the list of them if there are several.
 
         Args:
-            use_pl_optimizer: return each optimizer as a :class:`~drivetrain.module.optimizers.LightningOptimizer`,
-                whose ``step`` applies the precision and increases ``global_step``; False: return the original
-                optimizers.
+            use_pl_optimizer: return each as a :class:`~drivetrain.module.optimizers.LightningOptimizer`, whose ``step``
+                applies the precision and increases ``global_step``; False: the original optimizers.
         """
         if self._trainer is None and self.fabric is not None:
             own = self.__dict__["_engine_optimizers"]
@@ -403,8 +393,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         """Let only this optimizer's parameters require gradients, until :meth:`untoggle_optimizer`.
 
         Parameters that this optimizer shares with another one keep requiring gradients. Calls may be nested; the last
-        one is in effect. A parameter that required no gradient before the first call requires none in the nested calls
-        either.
+        one is in effect. A parameter that was frozen before the first call stays frozen in all calls.
         """
         chosen = set(parameters_of(optimizer))
         everyones = {p for other in self.trainer.strategy.optimizers for p in parameters_of(other)} | chosen
