@@ -175,8 +175,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         Args:
             name: the name of the value. If ``on_step`` and ``on_epoch`` are both True, the value of a step is logged as
                 ``name_step`` and that of an epoch as ``name_epoch``.
-            value: a number, a tensor with one element, a metric object, or a dictionary of these, whose items are
-                logged as ``name/key``.
+            value: a number, a tensor with one element, a metric object, or a flat dictionary of these, logged as
+                ``name/key``.
             prog_bar: also show it in the progress bar.
             logger: also pass it to the loggers; ``None``: True.
             on_step: log the value of each step; ``None``: True in ``training_step`` and the hooks of a training batch,
