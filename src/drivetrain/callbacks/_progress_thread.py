@@ -179,7 +179,7 @@ class ProgressThread(threading.Thread):
         self._draw = draw
         self._tick_s = tick_s
         self._stopped = threading.Event()
-        # the running stages, the innermost last; nothing is drawn while it is empty
+        # the running stages, the innermost last; without a stage, nothing is drawn
         self._stages: list[RunningStage] = []
         self._meters: dict[RunningStage, Meter] = {}
         self._rest, self._waiting = Rest(trainer), Waiting()

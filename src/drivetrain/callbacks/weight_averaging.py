@@ -331,9 +331,7 @@ def _local_tensors(module: torch.nn.Module, buffers: bool) -> Iterator[Tensor]:
 
 
 def _averaged_buffers(module: torch.nn.Module) -> list[Tensor]:
-    """Return the floating-point buffers, without the masks that torch's pruning may have added, which must not be
-    averaged.
-    """
+    """Return the floating-point and complex buffers, except the masks of torch's pruning, which must not be averaged."""
     masks = {
         id(buffer)
         for each in module.modules()

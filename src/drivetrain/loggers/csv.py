@@ -151,7 +151,7 @@ class CSVLogger(FolderLogger):
         self._make_folder()
         table = self._table
         with _writing_alone(os.path.dirname(table)):
-            # the table was downloaded, because another process of this run has written it
+            # the table is downloaded if another process of this run has written it
             if self._fetch("metrics.csv"):
                 self._keep_unwritten_rows()
                 self._left = _identity(table)

@@ -60,7 +60,7 @@ class BitsandbytesPrecision(Autocast):
         four, eight = _layer_classes()
         there = [each for each in module.modules() if isinstance(each, (four.__base__, eight.__base__))]
         if there:
-            # if there are none, an earlier run has packed the layers
+            # there are layers of these classes if an earlier run has packed the weights
             if not any(isinstance(each, (four, eight)) for each in there):
                 rank_zero_info(
                     f"{type(module).__name__} has {number_of(len(there), 'layer')} of bitsandbytes itself, "
