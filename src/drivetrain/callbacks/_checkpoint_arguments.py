@@ -15,7 +15,7 @@ from drivetrain.errors import ConfigurationError, check_choice, check_count, wro
 
 
 def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
-    """Return ``mode``, or "min" if it is ``None``; warn if the name ``monitor`` suggests the other mode."""
+    """Return ``mode``; if it is ``None``, return "min", and warn if higher values of ``monitor`` are usually better."""
     if mode is not None:
         check_choice(owner, "mode", mode, ("min", "max"))
         return mode

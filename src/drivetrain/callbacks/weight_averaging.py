@@ -331,7 +331,7 @@ def _local_tensors(module: torch.nn.Module, buffers: bool) -> Iterator[Tensor]:
 
 
 def _averaged_buffers(module: torch.nn.Module) -> list[Tensor]:
-    """Return the floating-point and complex buffers, except the masks of torch's pruning, which must not be averaged."""
+    """Return the buffers that are averaged: floating-point and complex ones, except the masks of torch's pruning."""
     masks = {
         id(buffer)
         for each in module.modules()
