@@ -1,7 +1,7 @@
 """Switches that restore Lightning's behaviour where drivetrain differs on purpose.
 
-Each switch is off by default. They apply to the process: ``drivetrain.compat`` sets them, before anything is built, and
-a run reads them when it is set up.
+Each switch is off by default. The switches apply to the whole process: ``drivetrain.compat.installing.install`` sets
+them before parts of a run are created, and each run reads them when it is set up.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Parity:
             otherwise every sample counts once.
         averaged_batch_sizes: with several processes, a ``sync_dist`` mean is the quotient of two averages, of which the
             second, the batch size, is truncated to an integer; otherwise it is the quotient of two exact sums.
-        undersized_windows: in a window that the end of an epoch shortens, losses are divided by the full
-            ``accumulate_grad_batches``; otherwise by the number of batches in the window.
-        batch_counted_schedulers: a step scheduler's ``frequency`` counts batches, and is checked only after optimizer
-            steps; otherwise it counts optimizer steps.
-        summary_draws: a model summary's trial pass through ``example_input_array`` advances the random generators;
-            otherwise they are restored.
+        undersized_windows: if an epoch ends before ``accumulate_grad_batches`` batches were accumulated, losses are
+            still divided by ``accumulate_grad_batches``; otherwise by the number of batches that were accumulated.
+        batch_counted_schedulers: the ``frequency`` of a scheduler with the interval "step" counts batches, and is
+            checked only after optimizer steps; otherwise ``frequency`` counts optimizer steps.
+        summary_draws: the forward pass of a model summary with ``example_input_array`` advances the random generators;
+            otherwise their states are restored after the pass.
         uneven_sweeps: in a learning rate sweep the second rate is two steps above the first, the running mean of n
             losses is divided by the weights of n + 1, of a window only the last batch counts, divided by the window,
             slopes are those over the rates, each epoch is validated, and the sweep ends with the last epoch of the fit.
@@ -63,7 +63,7 @@ _current = Parity()
 
 
 def current() -> Parity:
-    """Return the current switches."""
+    """Return the switches that are in effect in this process."""
     return _current
 
 

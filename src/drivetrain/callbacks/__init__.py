@@ -1,4 +1,4 @@
-"""Callbacks: one file for each."""
+"""Ready-made callbacks, one file for each."""
 
 from drivetrain.base.lazy import public
 

@@ -15,7 +15,7 @@ from drivetrain.errors import ConfigurationError, check_choice, check_count, wro
 
 
 def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
-    """Return ``mode``, or "min" if it was not given; warn if the other mode is usually better for ``monitor``."""
+    """Return ``mode``; if it is ``None``, return "min", and warn if higher values of ``monitor`` are usually better."""
     if mode is not None:
         check_choice(owner, "mode", mode, ("min", "max"))
         return mode
@@ -28,8 +28,8 @@ def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
 
 
 def acts_at_epoch_end(chosen: bool | None, trainer: Trainer) -> bool:
-    """Return whether a callback acts at the end of a training epoch instead of after validation: ``chosen``, or the
-    Trainer's default.
+    """Return whether a callback acts at the end of a training epoch instead of after validation: the value of the
+    callback's argument, ``chosen``, or the Trainer's default if it is ``None``.
     """
     return trainer.judges_at_epoch_end if chosen is None else chosen
 
@@ -48,7 +48,7 @@ def check_triggers(
     every_n_epochs: int | None,
     every: str | None = None,
 ) -> None:
-    """Check when to save: at most one of the arguments may be set."""
+    """Check the arguments that say when to save: at most one of them may be set."""
     counts = {"every_n_train_steps": every_n_train_steps, "every_n_epochs": every_n_epochs}
     for name, count in counts.items():
         check_count("ModelCheckpoint", name, count, optional=True)
@@ -68,7 +68,7 @@ def check_triggers(
 
 
 def check_target(dirpath: Any, filename: Any, monitor: Any, save_top_k: int, save_last: Any) -> None:
-    """Check where to save, and how many checkpoints to keep."""
+    """Check the arguments that say where to save and how many checkpoints to keep."""
     for name, value, kinds, kind, example in (
         ("dirpath", dirpath, (str, os.PathLike), "a path", '"checkpoints"'),
         ("filename", filename, str, "a text", '"{epoch}-{step}"'),
@@ -94,7 +94,7 @@ def check_target(dirpath: Any, filename: Any, monitor: Any, save_top_k: int, sav
 
 
 def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
-    """Check that the folder and the file names are possible.
+    """Check that a checkpoint can have this folder and these file names.
 
     Raises:
         ConfigurationError: the folder or a file name is impossible, or a package for the address is missing. The

@@ -70,11 +70,12 @@ def is_below(path: str, folder: str | None, resolve: Callable[[str], str] = file
 
 @dataclass
 class UnderWay:
-    """A save of a ModelCheckpoint whose files are not durable yet.
+    """A save of a ModelCheckpoint whose files the store still writes in the background.
 
     Attributes:
-        files: for each path, the message to log when the file is durable; "" for a copy of another file.
-        ranking: the attributes to set when the files are durable.
+        files: the path of each file, and the message to log when it is durable; "" for a copy of another file, which is
+            not announced.
+        ranking: the ranking's attributes and their new values, which are set when the files are durable.
         replaced: the files to remove when the files are durable.
         last_before: ``last_model_path`` before this save.
     """
@@ -88,12 +89,14 @@ class UnderWay:
 class StoredCheckpoint(NamedCheckpoint):
     """A callback that ranks and removes checkpoints only after the checkpoints that replace them are durable.
 
-    A store may return from a save before the file is written (:meth:`CheckpointIO.is_durable`). Until the next save or
-    the end of the run, which wait for the file, the callback's attributes do not change, and nothing is removed.
+    A store may return from a save before the file is written (:meth:`CheckpointIO.is_durable`). The next save and the
+    end of the run wait until the file is written. Before that, the callback's attributes keep their values, and no file
+    is removed.
 
     Attributes:
-        best_model_path, best_model_score, best_k_models, kth_best_model_path, kth_value: the ranking.
-        last_model_path: the file or link that each save replaces.
+        best_model_path, best_model_score, best_k_models, kth_best_model_path, kth_value: the ranking of the checkpoints
+            that are kept.
+        last_model_path: the path of ``last.ckpt``, a file or a link that each save replaces.
         verbose: log each save.
     """
 
@@ -120,7 +123,7 @@ class StoredCheckpoint(NamedCheckpoint):
         self._saved_at_step = self._written_at_step = -1
         self._dropped: list[str] = []  # files that the current save has replaced
 
-    # public to libraries, which read and set these names
+    # these names are kept because libraries read and set them
     _save_on_train_epoch_end: Any = reads("save_on_train_epoch_end", writable=True)
 
     @property
@@ -132,7 +135,9 @@ class StoredCheckpoint(NamedCheckpoint):
         self._saved_at_step = value
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        """Return whether a checkpoint with the score ``current`` would be among the best; the same on every rank."""
+        """Return whether a checkpoint with the score ``current`` would be among the best; all ranks get the same
+        answer.
+        """
         if current is None or self.save_top_k == 0:
             return False
         if self.save_top_k == -1 or len(self.best_k_models) < self.save_top_k or self.kth_value is None:
@@ -141,8 +146,8 @@ class StoredCheckpoint(NamedCheckpoint):
         return trainer.strategy.reduce_boolean_decision(better)
 
     def _ranking(self, scores: dict[str, Tensor]) -> list[str]:
-        """Return the paths, best first. Without ``monitor`` the newest is the best; if scores are equal, the older is
-        better.
+        """Return the paths of ``scores``, the best first. Without ``monitor``, a newer checkpoint is better; with equal
+        scores, an older one is better.
         """
         if self.monitor is None:
             return list(reversed(scores))
@@ -152,7 +157,7 @@ class StoredCheckpoint(NamedCheckpoint):
         return bool(score < than) if self.mode == "min" else bool(score > than)
 
     def _worst(self) -> list[str]:
-        """Return the files to remove when another checkpoint is saved, best first."""
+        """Return the files that are removed when one more checkpoint is saved, the best of them first."""
         return [] if self.save_top_k == -1 else self._ranking(self.best_k_models)[self.save_top_k - 1 :]
 
     def _is_among_best(self, score: Tensor) -> bool:
@@ -165,7 +170,7 @@ class StoredCheckpoint(NamedCheckpoint):
     # ---- private names that libraries override -------------------------------------------------------------------
 
     def _should_skip_saving_checkpoint(self, trainer: Trainer) -> bool:
-        """Whether to skip a save, because no fit is running or its state is already saved."""
+        """Whether to skip a save, because no fit is running or this step was already saved."""
         return not self._may_save(trainer) or self._saved_at_step == trainer.progress.global_step
 
     def _should_save_on_train_epoch_end(self, trainer: Trainer) -> bool:
@@ -173,11 +178,11 @@ class StoredCheckpoint(NamedCheckpoint):
         return acts_at_epoch_end(self.save_on_train_epoch_end, trainer)
 
     def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
-        """Save a checkpoint that is among the best."""
+        """Save a checkpoint with the score ``current``, which is among the best."""
         self._dropped = self._save_ranked(trainer, current, monitor_candidates)
 
     def _save_none_monitor_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
-        """Save a checkpoint without a monitored value."""
+        """Save a checkpoint if there is no ``monitor``; its score is the number of optimizer steps."""
         self._dropped = self._save_ranked(trainer, torch.tensor(float(trainer.global_step)), monitor_candidates)
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
@@ -192,7 +197,9 @@ class StoredCheckpoint(NamedCheckpoint):
         trainer.strategy.remove_checkpoint(filepath)
 
     def _alone(self, trainer: Trainer) -> AbstractContextManager[None]:
-        """Return a context for a save: other runs that save to the same folder in the background wait until it ends."""
+        """Return a context for a save. Other runs that save to the same folder in the background wait until the context
+        ends.
+        """
         background = background_of(trainer.strategy.checkpoint_io)
         if background is None or self.dirpath is None or files.is_remote(self.dirpath) or not trainer.is_global_zero:
             return nullcontext()
@@ -206,11 +213,12 @@ class StoredCheckpoint(NamedCheckpoint):
     def _settle(self, trainer: Trainer) -> None:
         """Wait until the files of the last save are durable; then rank them, and remove the files that they replace.
 
-        A store that writes synchronously needs no wait. All ranks call it at the same steps without communicating: if
-        rank 0 could not write, it ends the job.
+        There is no wait if the store writes synchronously. All ranks call this method after the same steps and do not
+        communicate in it, because a rank 0 that could not write ends the whole job.
 
         Raises:
-            CheckpointError: a file could not be written; ranking and files are those before that save.
+            CheckpointError: a file could not be written; the ranking and the files are then those before the failed
+                save.
         """
         if (saved := self._under_way) is None:
             return
@@ -220,7 +228,7 @@ class StoredCheckpoint(NamedCheckpoint):
                 try:
                     wait_for(store, path)
                 except CheckpointError as error:
-                    failure = failure or error  # a copy fails together with its source
+                    failure = failure or error  # a copy fails if its source fails, so only the first error is raised
         self._under_way = None
         if failure is not None:
             self._written_at_step = -1
@@ -259,7 +267,9 @@ class StoredCheckpoint(NamedCheckpoint):
             self._remove_checkpoint(trainer, path)
 
     def _is_own(self, path: str, store: CheckpointIO | None = None) -> bool:
-        """Whether this callback may have written ``path``: a checkpoint in its folder, after resolving links."""
+        """Whether this callback may have written ``path``: whether it is, after resolving links, a checkpoint in the
+        callback's folder.
+        """
         resolve = files.resolved if store is None else store.resolve
         return path.endswith(self.FILE_EXTENSION) and is_below(path, self.dirpath, resolve)
 

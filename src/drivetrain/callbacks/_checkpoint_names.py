@@ -1,4 +1,4 @@
-"""The folder and the file names of a ModelCheckpoint."""
+"""Determine the folder and the file names of a ModelCheckpoint."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class NamedCheckpoint(Checkpoint):
 
     Attributes:
         dirpath: the folder; ``None`` until a run has determined it.
-        filename: a name with metrics in braces; ``None``: the epoch and the step.
-        auto_insert_metric_name: write ``name=value`` instead of the bare value.
+        filename: a template with names of metrics in braces; ``None``: the name consists of the epoch and the step.
+        auto_insert_metric_name: write ``name=value`` into the file name instead of the value alone.
         enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
     """
 
@@ -40,12 +40,12 @@ class NamedCheckpoint(Checkpoint):
     auto_insert_metric_name: bool
     enable_version_counter: bool
     follows_logger = False
-    """Whether :attr:`dirpath` is the folder of the logger's run."""
+    """Whether :attr:`dirpath` was not given, so that it lies in the folder of the logger's run."""
 
     _warned_of_names = False
 
     def decide_dirpath(self, trainer: Trainer) -> None:
-        """Set the folder, if none was given: the folder of the logger's run."""
+        """Set :attr:`dirpath` on all ranks; if none was given, to a folder of the logger's run."""
         self.dirpath = trainer.strategy.broadcast(self.dirpath or self._default_dirpath(trainer))
 
     def _default_dirpath(self, trainer: Trainer) -> str:
@@ -55,7 +55,7 @@ class NamedCheckpoint(Checkpoint):
         if logger.log_dir is not None:
             return os.path.join(logger.log_dir, "checkpoints")
         root = logger.save_dir or trainer.default_root_dir
-        # the logger determines its version when the fit starts
+        # the logger decides only when the fit starts which version its run has
         if logger.version is None and logger.is_undecided:
             return os.path.join(root, str(logger.name), "checkpoints")
         version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
@@ -68,13 +68,15 @@ class NamedCheckpoint(Checkpoint):
         own = [] if logger.is_undecided else [self._default_dirpath(trainer)]
         runs = logger.root_dir or os.path.join(logger.save_dir or trainer.default_root_dir, str(logger.name))
         inside = os.path.join(logger.sub_dir or "", "checkpoints")
-        try:  # an undecided run will get its own folder, beside the others
+        try:  # a run whose version is undecided gets a folder of its own later, so its path is not known here
             return [*own, *(os.path.join(runs, each, inside) for each in files.names(runs))]
         except OSError:
             return own
 
     def _folder_is_chosen(self, trainer: Trainer) -> bool:
-        """Return whether the user, or an earlier run of this callback, has set the folder."""
+        """Return whether the folder is known before the run starts, because the user or an earlier run of this callback
+        has set it.
+        """
         if self.dirpath is not None:
             return True
         if trainer.logger is None:
@@ -89,7 +91,7 @@ class NamedCheckpoint(Checkpoint):
         filename: str | None,
         others: Sequence[str] = (),
     ) -> str:
-        """Return a free path, or the path of a file that may be replaced."""
+        """Return a path at which no file exists, or the path of a file that may be replaced."""
 
         def is_taken(path: str) -> bool:
             return path in others or (path not in replaceable and self.file_exists(path, trainer))
@@ -97,11 +99,14 @@ class NamedCheckpoint(Checkpoint):
         return self._free_name(metrics, filename, is_taken)
 
     def _exception_path(self, trainer: Trainer) -> str:
-        """Return a free path for the checkpoint of a fit that ends with an exception, the same on each rank."""
+        """Return a path for the checkpoint of a fit that ends with an exception. No file exists there, and the path is
+        the same on each rank.
+        """
         place = {"epoch": trainer.current_epoch, "step": trainer.global_step}
         metrics, filename = {**trainer.callback_metrics, **place}, self.filename
         if trainer.world_size > 1 and any(name not in place for name, _ in GROUP.findall(filename or "")):
-            filename = "{epoch}-{step}"  # a metric may differ from rank to rank, and the ranks must not communicate now
+            # metrics may differ between ranks, which must not communicate after an exception
+            filename = "{epoch}-{step}"
         store = trainer.strategy.checkpoint_io
         return self._free_name(
             metrics, filename, lambda path: store.exists(path) or store.link_target(path) is not None
@@ -120,9 +125,11 @@ class NamedCheckpoint(Checkpoint):
         return path
 
     def _name(self, metrics: dict[str, Any], filename: str | None, ver: int | None = None) -> str:
-        """Call ``format_checkpoint_name``; an override from an earlier version gets only the arguments that it names.
+        """Call ``format_checkpoint_name``. If an override has the signature of an earlier version, only the arguments
+        in its signature are passed.
 
-        Earlier signatures had the epoch and the step, or no ``filename``, and supported only the constructor's name.
+        Earlier signatures had the epoch and the step as arguments, or had no ``filename``, so that an override could
+        format only the constructor's ``filename``.
         """
         method: Any = self.format_checkpoint_name
         parameters = signature_of(method).parameters
@@ -136,7 +143,7 @@ class NamedCheckpoint(Checkpoint):
         return str(method(**taken(method, given)))
 
     def _check_names(self, trainer: Trainer, metrics: dict[str, Any], *templates: str | None, validated: bool) -> None:
-        """Check that the metrics in file names exist.
+        """Check that the metrics in file names were logged.
 
         Args:
             trainer: the Trainer that saves.
@@ -145,8 +152,8 @@ class NamedCheckpoint(Checkpoint):
             validated: whether the run has validated, so that validation metrics exist.
 
         Raises:
-            ConfigurationError: a metric is missing, although an epoch and a validation that could have logged it have
-                ended.
+            ConfigurationError: a metric was not logged, although an epoch and a validation have ended, in which it
+                could have been logged.
         """
         wanted = [(name, template) for template in templates for name, _ in GROUP.findall(template or "")]
         name, template = next(((name, template) for name, template in wanted if name not in metrics), ("", ""))
@@ -166,7 +173,9 @@ class NamedCheckpoint(Checkpoint):
             warn_if_misspelt(f"ModelCheckpoint(filename={self.filename!r})", name, known)
 
     def _warn_if_nothing_was_saved(self, trainer: Trainer, nothing: bool) -> None:
-        """Warn at the end of a fit that it was shorter than the interval between two saves."""
+        """Warn at the end of a fit that nothing was saved, because the fit was shorter than the interval between two
+        saves.
+        """
         numbers = {name: getattr(self, name) for name in ("every_n_train_steps", "every_n_epochs")}
         given = [f"{name}={value}" for name, value in numbers.items() if value > 1]
         kept = getattr(self, "best_model_path", "") or getattr(self, "save_top_k", 1) == 0
@@ -177,9 +186,9 @@ class NamedCheckpoint(Checkpoint):
             )
 
     def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:
-        """Return whether this file exists or is being written; all ranks get the answer of global rank 0."""
+        """Return whether the file exists or is being written; global rank 0 looks, and all ranks get its answer."""
         store = trainer.strategy.checkpoint_io
-        found = trainer.is_global_zero and (  # only one request to the store, because the store may be remote
+        found = trainer.is_global_zero and (  # one request to the store, which may be remote, instead of one per rank
             store.exists(filepath) or store.link_target(filepath) is not None or not store.is_durable(filepath)
         )
         return trainer.strategy.broadcast(found)
@@ -191,16 +200,16 @@ class NamedCheckpoint(Checkpoint):
         ver: int | None = None,
         prefix: str | None = None,
     ) -> str:
-        """Return the path of a checkpoint: ``dirpath``, if it is known, the name and the extension.
+        """Return the path of a checkpoint: the name with the extension, in ``dirpath`` if that is known.
 
-        A missing metric counts as 0. With ``auto_insert_metric_name``, a ``/`` in a metric's name becomes part of the
-        file name, not a folder.
+        A missing metric counts as 0. With ``auto_insert_metric_name``, a ``/`` in a metric's name does not create a
+        folder.
 
         Args:
             metrics: values by name; "epoch" and "step" among them.
             filename: the name with metrics in braces; ``None``: the constructor's.
             ver: a version to append.
-            prefix: put before the name, joined by ``CHECKPOINT_JOIN_CHAR``; empty for none.
+            prefix: a text before the name, joined to it by ``CHECKPOINT_JOIN_CHAR``; "" for no prefix.
 
         Raises:
             ConfigurationError: a format after a ``:`` does not fit its value.

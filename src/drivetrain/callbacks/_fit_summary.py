@@ -12,11 +12,11 @@ from drivetrain.trainer.stopping import why_ended
 
 
 def summary(trainer: Trainer, seconds: float) -> list[str]:
-    """Return the lines that apply to a fit that has ended without an exception.
+    """Return the lines to log for a fit that has ended without an exception.
 
     Args:
         trainer: the Trainer of the fit.
-        seconds: how long it took.
+        seconds: how long the fit took.
     """
     progress, (why, limit) = trainer.progress, why_ended(trainer)
     epochs, steps = progress.current_epoch, progress.global_step
@@ -36,6 +36,6 @@ def summary(trainer: Trainer, seconds: float) -> list[str]:
 
 
 def _short(path: str) -> str:
-    """Return ``path`` as it is seen from the working folder, if it is inside."""
+    """Return ``path`` relative to the working folder if it lies inside; any other path unchanged."""
     inside = not files.is_remote(path) and os.path.abspath(path).startswith(os.path.join(os.getcwd(), ""))
     return os.path.relpath(path) if inside else path

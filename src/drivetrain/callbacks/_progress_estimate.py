@@ -1,4 +1,6 @@
-"""What a progress bar estimates: the rate, how much of a fit is left, and how long the fit waits for data."""
+"""The estimates that a progress bar shows: the rate of batches, how much of a fit is left, and the share of time in
+which the fit waits for data.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,23 @@ from drivetrain.loops.progress import Phase
 
 _FETCHES = (Phase.FETCH, Phase.VALIDATION_FETCH, Phase.TEST_FETCH, Phase.PREDICT_FETCH)
 _FEWEST = 20
-"""The number of looks at the phase before a share is shown."""
+"""How often a loop's phase must have been read before the share of waiting is shown."""
 
 
 class Meter:
-    """Batches per second over the last 20 looks at which more batches were done."""
+    """Measures batches per second over the last 20 calls of :meth:`measure` with a new number of batches."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque(maxlen=21)
         self._rate = 0.0
 
     def restart(self, count: int) -> None:
-        """Restart the measurement: the time until now does not count for the rate."""
+        """Start the measurement at this moment; earlier time does not count for the rate."""
         self._samples.clear()
         self._samples.append((time.monotonic(), count))
 
     def measure(self, count: int) -> float:
-        """Return the current rate; until a batch is counted, the last known rate."""
+        """Return the current rate, or the last known rate while no batch has been counted since the restart."""
         now_s = time.monotonic()
         if count < self._samples[-1][1]:  # the loop has reset its counter since the stage began
             begin_s = self._samples[0][0]
@@ -39,28 +41,29 @@ class Meter:
         (begin_s, first), (end_s, last) = self._samples[0], self._samples[-1]
         if last > first and end_s > begin_s:
             mean_s = (end_s - begin_s) / (last - first)
-            self._rate = (last - first) / (max(end_s, now_s - mean_s) - begin_s)  # falls while a batch takes longer
+            # so the rate falls while a batch takes longer than the mean
+            self._rate = (last - first) / (max(end_s, now_s - mean_s) - begin_s)
         return self._rate
 
 
 class Waiting:
-    """The share of the time in which a loop waits for a batch, measured over the last 240 looks at its phase."""
+    """Estimates the share of time in which a loop waits for a batch, from the last 240 calls of :meth:`look`."""
 
     def __init__(self) -> None:
         self._looks: deque[bool] = deque(maxlen=240)
 
     def look(self, phase: int) -> None:
-        """Count whether the loop waits now."""
+        """Record whether the loop, which is in ``phase``, waits for a batch at this moment."""
         self._looks.append(phase in _FETCHES)
 
     @property
     def share(self) -> float | None:
-        """The share, from 0 to 1; ``None`` before there are enough looks."""
+        """The share, from 0 to 1; ``None`` until :meth:`look` was called often enough."""
         return sum(self._looks) / len(self._looks) if len(self._looks) >= _FEWEST else None
 
 
 class Rest:
-    """How much of a fit is left.
+    """Estimates how many batches and how many seconds of a fit are left.
 
     Args:
         trainer: the Trainer of the fit.
@@ -68,8 +71,9 @@ class Rest:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._first: int | None = None  # batches when the training began
-        self._from: tuple[float, int] | None = None  # the time and the batches after the first look with a new batch
+        self._first: int | None = None  # the number of batches that were done when the training began
+        # the time and the number of batches when a new batch was first seen
+        self._from: tuple[float, int] | None = None
 
     def batches(self) -> float:
         """Return the number of batches until ``max_epochs`` or ``max_steps`` is reached; ``inf`` without a limit."""
@@ -79,21 +83,21 @@ class Rest:
         if limits.max_steps == math.inf or not size:
             return left
         steps = int(limits.max_steps) - progress.global_step
-        if progress.global_step > progress.total_batches:  # several optimizers step in a batch
+        if progress.global_step > progress.total_batches:  # several optimizers step in each batch
             steps = math.ceil(steps * progress.total_batches / progress.global_step)
         return min(left, _batches(max(steps, 0), done, size, limits.accumulate))
 
     def seconds(self, left: float, rate: float) -> float | None:
-        """Return the time until the fit ends, validation included; ``None`` if it is unknown.
+        """Return the seconds until the fit ends, including validation; ``None`` if it is unknown.
 
         Args:
             left: the result of :meth:`batches`.
-            rate: batches per second, used until there is a mean over the fit.
+            rate: batches per second; used until the mean rate of the fit is known.
         """
         now_s, done = time.monotonic(), self._trainer.progress.total_batches
         if self._first is None:
             self._first = done
-        if self._from is None and done > self._first:  # the first batch takes longer than others
+        if self._from is None and done > self._first:  # leave out the first batch, which takes longer than others
             self._from = now_s, done
         needed_s = left / rate if rate else math.inf
         if self._from is not None and done > self._from[1]:
@@ -104,8 +108,11 @@ class Rest:
 
 
 def _batches(steps: int, done: int, size: float, window: int) -> float:
-    """Return how many batches ``steps`` optimizer steps take, from ``done`` batches of an epoch of ``size`` on."""
-    rest = math.ceil((size - done) / window) if size < math.inf else math.inf  # steps until the epoch's end
+    """Return how many batches the next ``steps`` optimizer steps take, if ``done`` batches of an epoch of ``size``
+    batches are done.
+    """
+    # the number of steps until the epoch's end
+    rest = math.ceil((size - done) / window) if size < math.inf else math.inf
     if steps <= rest:
         return min(steps * window - done % window if steps else 0, size - done)
     epochs, more = divmod(steps - int(rest), math.ceil(size / window))

@@ -1,4 +1,4 @@
-"""The thread of a progress bar: its snapshots, and when the thread draws them."""
+"""The thread that draws a progress bar at intervals, and the snapshots of the run's counters that it draws."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ from drivetrain.callbacks._progress_estimate import Meter, Rest, Waiting
 from drivetrain.loops.progress import RunningStage
 
 # [Note: fork while a bar is drawn]
-# DataLoader workers are forked from the main thread. If the bar's thread were inside print() at that moment, the child
-# would inherit the locked stream and hang at its first print. So a fork waits until nothing is being drawn.
+# DataLoader workers are forked from the main thread. If the bar's thread were inside print() at the moment of a fork,
+# the child would inherit a locked stream and hang at its first print. So a fork waits until the thread is not drawing.
 DRAWING = threading.RLock()
 
 _LOSS_EACH_S = 2.0
-"""Seconds between two losses that the loop reads for the bar: each read waits for the device."""
+"""The loop reads a loss for the bar at most once in so many seconds, because each read waits for the device."""
 
 _TITLES = {"sanity_check": "Sanity check", "validate": "Validation", "test": "Test", "predict": "Prediction"}
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of a bar at one time.
+    """What a bar shows at one moment.
 
     Attributes:
         stage: "train", "sanity_check", "validate", "test" or "predict".
         epoch: index from 0.
         max_epochs: the number of epochs that the limits of the fit allow; ``None`` if it is unknown.
         batch: number of finished batches in this epoch or evaluation.
-        num_batches: their total number, less if ``max_steps`` ends the fit before; ``None`` if it is unknown.
+        num_batches: the number of batches of this epoch or evaluation, or fewer if ``max_steps`` ends the fit earlier;
+            ``None`` if it is unknown.
         rate: the recent number of batches per second.
         metrics: the values for the bar.
-        final: the epoch or the evaluation has ended; each is drawn exactly once with this flag.
+        final: whether the epoch or the evaluation has ended; each epoch and each evaluation is drawn exactly once with
+            ``final=True``.
         transient: whether this is an evaluation inside training, whose bar is removed afterwards.
-        description: a subclass's name for the stage; empty for the default.
+        description: the name that a subclass gives to the stage; "" for the default name.
         step: number of optimizer steps of the fit.
         left_s: seconds until this epoch or evaluation ends; ``None`` if it is unknown.
-        fit_left_s: seconds until the fit ends, validation included; ``None`` if it is unknown.
+        fit_left_s: seconds until the fit ends, including validation; ``None`` if it is unknown.
         waiting: the share of the last minute in which the loop waited for data; ``None`` if it is unknown.
     """
 
@@ -64,7 +66,7 @@ class Snapshot:
 
     @property
     def is_training(self) -> bool:
-        """Whether this is a training epoch."""
+        """Whether the bar is that of a training epoch."""
         return self.stage == RunningStage.TRAINING.value
 
     @property
@@ -105,12 +107,12 @@ class Snapshot:
 
     @property
     def waiting_text(self) -> str:
-        """The share of the time spent waiting for data, if it is worth a look."""
+        """The share of the time spent waiting for data; "" if the share is small."""
         return f"waits for data {self.waiting:.0%}" if self.waiting is not None and self.waiting >= 0.05 else ""
 
     @property
     def texts(self) -> list[str]:
-        """What is shown beside the title, in its order, without the metrics."""
+        """The texts to show beside the title, in this order; the metrics are not among them."""
         found = (f"{self.count_text} batches", self.rate_text, self.left_text, self.waiting_text)
         return [each for each in found if each]
 
@@ -136,10 +138,10 @@ def duration_text(seconds: float) -> str:
 
 
 def lay_out(texts: Sequence[str], width: int, lines: int = 1, delimiter: str = ", ") -> list[str]:
-    """Return ``texts`` in at most so many lines of ``width`` columns, without cutting one in two.
+    """Return ``texts``, arranged in at most so many lines of ``width`` columns; no text is split between two lines.
 
-    If there are too many, the last text is the number of those that are left out, such as "+3". If a text is wider
-    than a line, the name before its ``=`` is shortened.
+    If not all texts fit, the last line ends with the number of texts that are left out, such as "+3". If a text is
+    wider than a line, the name before its ``=`` is shortened.
     """
     for shown in range(len(texts), -1, -1):
         left_out = [f"+{len(texts) - shown}"] if shown < len(texts) else []
@@ -163,10 +165,10 @@ def _shortened(text: str, width: int) -> str:
 class ProgressThread(threading.Thread):
     """Calls ``draw`` with a snapshot every ``tick_s`` seconds while a stage runs, from the start of a run to its end.
 
-    The main thread sets the running stage; the thread reads the counters itself.
+    The main thread sets the running stage, and this thread reads the counters of that stage.
 
     Attributes:
-        error: an exception of ``draw``, which is then not called again.
+        error: the exception that ``draw`` has raised; after an exception, ``draw`` is not called again.
     """
 
     def __init__(self, trainer: Trainer, draw: Callable[[Snapshot], None], tick_s: float) -> None:
@@ -177,10 +179,11 @@ class ProgressThread(threading.Thread):
         self._draw = draw
         self._tick_s = tick_s
         self._stopped = threading.Event()
-        self._stages: list[RunningStage] = []  # the innermost last; without a stage, nothing is drawn
+        # the running stages, the innermost last; without a stage, nothing is drawn
+        self._stages: list[RunningStage] = []
         self._meters: dict[RunningStage, Meter] = {}
         self._rest, self._waiting = Rest(trainer), Waiting()
-        self._loss_due_s = 0.0  # when the loop should read the next loss
+        self._loss_due_s = 0.0  # the time at which the loop should read the next loss
         _hold_forks_while_drawing()
 
     def run(self) -> None:
@@ -193,7 +196,7 @@ class ProgressThread(threading.Thread):
                     self.show(self.snapshot())
 
     def _ask_for_loss(self) -> None:
-        """Let the training loop read its loss now and then, if it flushes no other value for the bar."""
+        """Ask the training loop to read its loss at intervals, if no value was logged for the bar."""
         now_s = time.monotonic()
         trains = self._stages[-1] is RunningStage.TRAINING
         if trains and now_s >= self._loss_due_s and not self._trainer.logbook.bar_metrics:
@@ -201,7 +204,7 @@ class ProgressThread(threading.Thread):
             self._loss_due_s = now_s + _LOSS_EACH_S
 
     def stop(self) -> None:
-        """End immediately; returns when the thread has ended."""
+        """Tell the thread to end, and wait until it has ended."""
         self._stopped.set()
         if self.is_alive():
             self.join()
@@ -209,7 +212,7 @@ class ProgressThread(threading.Thread):
     def show(self, snapshot: Snapshot) -> None:
         """Draw ``snapshot`` now; any thread may call it."""
         with DRAWING:
-            if self.error is not None or self._drawing:  # drawing calls overrides, which may read the bar
+            if self.error is not None or self._drawing:  # an override that is called while drawing may call show()
                 return
             self._drawing = True
             try:
@@ -220,7 +223,7 @@ class ProgressThread(threading.Thread):
                 self._drawing = False
 
     def show_now(self, training: bool) -> None:
-        """Draw training now if it runs, or with ``training=False`` a running evaluation."""
+        """Draw the bar of training now, or with ``training=False`` that of an evaluation, if it is running."""
         with DRAWING:
             for stage in self._stages:
                 if (stage is RunningStage.TRAINING) == training:
@@ -230,14 +233,15 @@ class ProgressThread(threading.Thread):
         """Begin ``stage``: training, or an evaluation inside the running stage."""
         with DRAWING:
             if self._stages:
-                self.snapshot()  # measures the rate before the time of another stage passes
+                self.snapshot()  # updates the outer stage's rate, which must not include the time of the new stage
             self._stages = [*(self._stages if stage is not RunningStage.TRAINING else ()), stage]
             self._ask_for_loss()
-            training = stage is RunningStage.TRAINING  # an evaluation's counters still belong to the previous one
+            # when an evaluation begins, the counters are still those of the previous evaluation
+            training = stage is RunningStage.TRAINING
             self._meters.setdefault(stage, Meter()).restart(self._counts(stage)[0] if training else 0)
 
     def exit(self) -> Snapshot | None:
-        """End the innermost stage; return its last snapshot, or ``None`` if none was entered."""
+        """End the innermost stage; return its last snapshot, or ``None`` if no stage is running."""
         with DRAWING:
             if not self._stages:
                 return None
@@ -249,7 +253,7 @@ class ProgressThread(threading.Thread):
             return snapshot
 
     def snapshot(self, final: bool = False, stage: RunningStage | None = None) -> Snapshot:
-        """Return a snapshot of ``stage``; ``None``: of the innermost stage."""
+        """Return a snapshot of ``stage``, or of the innermost stage if ``stage`` is ``None``."""
         stage = stage or self._stages[-1]
         batch, total = self._counts(stage, final)
         progress, max_epochs = self._trainer.progress, self._trainer.max_epochs
@@ -282,7 +286,8 @@ class ProgressThread(threading.Thread):
         progress = self._trainer.progress
         if stage is RunningStage.TRAINING:
             return progress.batches_done, progress.num_training_batches
-        return max(progress.eval_batch_idx + final, 0), progress.num_eval_batches  # the current batch is not finished
+        # eval_batch_idx counts the finished batches: the current one is not among them
+        return max(progress.eval_batch_idx + final, 0), progress.num_eval_batches
 
 
 @functools.cache

@@ -1,4 +1,6 @@
-"""Bars of rich that fit into the terminal: metrics move below the bar and are left out before anything else."""
+"""Bars of rich that fit into the terminal: if there is too little room, metrics move below the bars, and metrics that
+do not fit there are left out.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,13 @@ class FittingProgress(Progress):
 
     def __init__(self, *columns: ProgressColumn, delimiter: str, **options: Any) -> None:
         self._columns, self._delimiter = columns, delimiter
-        self.lines = 0  # the number of lines on the terminal
+        self.lines = 0  # the number of lines that the bars occupy on the terminal
         super().__init__(*columns, **options)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Yield the table of the bars and, if there is no room beside them, the metrics."""
+        """Yield the table of the bars, and below it the metrics if there is no room for them beside the bars."""
         tasks = [task for task in self.tasks if task.visible]
-        if not tasks:  # the constructor of Progress asks before there is a console
+        if not tasks:  # the constructor of Progress calls this method before it has a console
             return
         metrics = [each for each in self._columns if _field(each) == "metrics"]
         elapsed = [each for each in self._columns if isinstance(each, TimeElapsedColumn)]
@@ -53,7 +55,7 @@ class FittingProgress(Progress):
                 yield Text(row, style, no_wrap=True)
 
     def _choose(self, left_out: list[ProgressColumn], tasks: list[Task]) -> int:
-        """Show all columns except ``left_out``, with the widest bars that fit; return the width that bars may have."""
+        """Show all columns except ``left_out``, and give the bars the remaining width; return this width."""
         self.columns = tuple(each for each in self._columns if each not in left_out)
         bars = [each for each in self.columns if isinstance(each, BarColumn)]
         for bar in bars:
@@ -66,6 +68,6 @@ class FittingProgress(Progress):
 
 
 def _field(column: ProgressColumn) -> str:
-    """Return the name of the field that a column of text shows, such as "metrics"; "" for other columns."""
+    """Return the name of the field that a text column shows, such as "metrics"; "" for other columns."""
     text = column.text_format if isinstance(column, TextColumn) else ""
     return text.removeprefix("{task.fields[").removesuffix("]}") if text.startswith("{task.fields[") else ""

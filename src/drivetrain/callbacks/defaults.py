@@ -1,4 +1,4 @@
-"""The callbacks that a Trainer has without being passed them."""
+"""The callbacks that a Trainer adds to those that were passed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _DEFAULTS: tuple[tuple[str, type[Callback], Callable[[], Callback]], ...] = (
     ("enable_model_summary", ModelSummary, ModelSummary),
     ("enable_progress_bar", ProgressBar, default_progress_bar),
 )
-"""Per argument of the Trainer: the class of its callback, and a function that makes the default one. Without a passed
-callback of this class, the Trainer adds the default one."""
+"""For each argument of the Trainer: the class of its callback, and a function that creates the default callback. The
+Trainer adds the default callback if none of this class was passed.
+"""
 
 _OF_ARGUMENTS = (
     ("max_time", "drivetrain.callbacks.timer:Timer", "limit the time"),
@@ -36,11 +37,13 @@ _OF_ARGUMENTS = (
     ("replay_every", "drivetrain.callbacks.replay_check:ReplayCheck", "replay optimizer steps"),
     ("plan_check", "drivetrain.forecast.check:PlanCheck", "compare the memory with a plan"),
 )
-"""Arguments of the Trainer that add a callback, each with the callback's class and, for messages, what it does."""
+"""Arguments of the Trainer that add a callback, each with the callback's class and with what the callback does, in
+words for messages.
+"""
 
 
 def with_defaults(given: Sequence[Callback], settings: Settings, environment: ClusterEnvironment) -> list[Callback]:
-    """Return the callbacks that were passed and the default ones.
+    """Return the callbacks that were passed, those that arguments of the Trainer add, and the default ones.
 
     Raises:
         ConfigurationError: a callback that was passed contradicts an argument of the Trainer.

@@ -1,4 +1,4 @@
-"""Log statistics of the device."""
+"""Log statistics of the device, such as its memory, at the start and the end of batches."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from drivetrain.trainer.telling import check_loggers, keep, tell_one
 
 
 class DeviceStatsMonitor(Callback):
-    """Logs the accelerator's statistics of the device, at the start and at the end of batches.
+    """Logs the statistics that the accelerator reports for the device, at the start and at the end of batches.
 
     The logged names are ``DeviceStatsMonitor.<hook>/<statistic>``, for example
-    ``DeviceStatsMonitor.on_train_batch_end/cpu_percent``, with the logger's own separator. In training, it logs at the
-    batches after which the log is flushed. In validation and testing, it logs at every ``log_every_n_steps``-th batch,
-    counted over the loaders and over the passes of a run; this count is the x axis. Reading the statistics never waits
-    for the device.
+    ``DeviceStatsMonitor.on_train_batch_end/cpu_percent``, where ``/`` stands for the separator of the logger. In
+    training, it logs at those batches after which the Trainer writes to the loggers. In validation and testing, it logs
+    at every ``log_every_n_steps``-th batch. The batches are counted over all loaders and all validations or tests of a
+    run, and this count is the logged step. Reading the statistics never waits for the device.
 
     Args:
-        cpu_stats: True adds the host's statistics if the device is another one; False leaves them out even if the host
-            is the device, so that nothing is logged; ``None`` logs the device's statistics.
+        cpu_stats: True adds the statistics of the CPU if the device is not the CPU; False leaves out the CPU's
+            statistics even if the device is the CPU, so that nothing is logged; ``None`` logs the statistics of the
+            device alone.
 
     Raises:
         ConfigurationError: ``cpu_stats`` has another value; or, when a run starts, the run has no logger.
@@ -39,7 +40,7 @@ class DeviceStatsMonitor(Callback):
             check_loggers(trainer, self)
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.logbook.copies:  # set before the step if the log is flushed after it
+        if trainer.logbook.copies:  # copies is true before a step after which the loggers are written
             self._log(trainer, "on_train_batch_start", trainer.logger_step)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:

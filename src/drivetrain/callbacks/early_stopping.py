@@ -1,4 +1,4 @@
-"""Stop when a metric no longer improves."""
+"""Stop training when a metric no longer improves."""
 
 from __future__ import annotations
 
@@ -45,30 +45,32 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: the logged name to monitor.
-        min_delta: by how much a value must beat the best one to count as an improvement, in the metric's unit.
-        patience: number of checks without improvement after which it stops. A check is one validation or one epoch.
+        min_delta: a value counts as an improvement if it is better than the best one by more than this, in the metric's
+            unit.
+        patience: the number of checks without improvement after which the callback stops training. A check is one
+            validation or one epoch.
         verbose: log each improvement.
         mode: "min" or "max": which direction is better; ``None``: "min".
-        strict: whether a missing ``monitor`` is an error; otherwise a warning.
+        strict: whether it is an error that ``monitor`` was not logged; with False it is a warning.
         check_finite: stop at once when the value is NaN or infinite.
         stopping_threshold: stop at once when the value is better than this.
         divergence_threshold: stop at once when the value is worse than this.
-        check_on_train_epoch_end: check when a training epoch ends instead of after validation; ``None``: when the epoch
-            ends, unless validation runs at other times.
+        check_on_train_epoch_end: check when a training epoch ends instead of after validation; ``None``: True, unless
+            validation runs more or less often than once per epoch.
         log_rank_zero_only: log on global rank 0 only.
 
     Attributes:
         best_score: the best value so far.
-        wait_count: number of checks since the last improvement.
-        stopped_epoch: the epoch in which the callback stopped the fit; 0 if it did not.
+        wait_count: the number of checks since the last improvement.
+        stopped_epoch: the epoch in which the callback stopped the fit; 0 if the callback has not stopped it.
         stopping_reason, stopping_reason_message: why the last fit was stopped.
 
-    A run that the callback has stopped does not train further when it is resumed: the callback requests the stop again
-    and logs the reason. If ``patience``, ``min_delta`` or a threshold has changed, or ``max_epochs`` was raised,
-    training continues, and a log line explains it.
+    If a run that the callback has stopped is resumed, it does not train further: the callback requests the stop again
+    and logs the reason. It trains further if ``patience``, ``min_delta`` or a threshold has changed, or if
+    ``max_epochs`` was raised; a log line says so.
 
-    A request before ``min_epochs`` or ``min_steps`` takes effect when they are reached; the sanity check and
-    ``fast_dev_run`` are never stopped.
+    A stop that is requested before ``min_epochs`` or ``min_steps`` are reached takes effect when they are. The sanity
+    check and ``fast_dev_run`` are never stopped.
 
     Raises:
         ConfigurationError: an argument is wrong; or, at a check with ``strict``, ``monitor`` was not logged. If
@@ -116,7 +118,7 @@ class EarlyStopping(Callback):
         self.monitor = monitor
         self.min_delta = abs(min_delta)
         if mode == "min" and overrides(self, "_evaluate_stopping_criteria", EarlyStopping):
-            self.min_delta = -self.min_delta  # subclasses subtract it from the value in either mode
+            self.min_delta = -self.min_delta  # overrides of that method subtract min_delta from the value in both modes
         self.patience = patience
         self.verbose = verbose
         self.mode = mode
@@ -160,12 +162,14 @@ class EarlyStopping(Callback):
             )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # the reason belongs to this fit; the counts continue
+        if stage == "fit":  # a new fit has no reason yet, but continues wait_count and best_score
             self.stopping_reason, self.stopping_reason_message = EarlyStoppingReason.NOT_STOPPED, None
             self.stopped_epoch, self._resumed, self._told_step = 0, {}, False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Request the stop again if the run was stopped before it was saved, unless the user wants it to continue."""
+        """Request the stop again if the checkpoint is that of a run that this callback had stopped, unless changed
+        arguments show that the user wants the run to continue.
+        """
         state, self._resumed = self._resumed, {}
         if not state:
             return
@@ -212,7 +216,9 @@ class EarlyStopping(Callback):
     )
 
     def _run_early_stopping_check(self, trainer: Trainer) -> None:
-        """Check the metric, and request the stop if the criteria are met. Programs call it under this private name."""
+        """Check the metric, and request a stop if one of the criteria is met. Programs call it under this private
+        name.
+        """
         if trainer.progress.fn != "fit":
             return
         metrics = trainer.callback_metrics
@@ -242,7 +248,7 @@ class EarlyStopping(Callback):
 
     @property
     def monitor_op(self) -> Callable[..., Any]:
-        """torch's comparison: whether its first argument is better than its second."""
+        """The function of torch that returns whether its first argument is better than its second."""
         return self.mode_dict[self.mode]
 
     def _better(self, value: float, than: float) -> bool:
@@ -252,7 +258,7 @@ class EarlyStopping(Callback):
         """Check one value; return whether to stop, and a sentence about it. Libraries override it despite its private
         name.
 
-        In an override, ``min_delta`` is negative if lower values are better.
+        For a subclass that overrides this method, ``min_delta`` is negative if lower values are better.
         """
         reason, message = self._judge(float(current))
         if reason is EarlyStoppingReason.NOT_STOPPED:
@@ -274,7 +280,7 @@ class EarlyStopping(Callback):
         best = float(self.best_score)
         if self._better(value + margin, best):
             current = torch.tensor(value, dtype=torch.float64)
-            message = self._improvement_message(current)  # while best_score is the one before
+            message = self._improvement_message(current)  # the message needs the previous best_score
             self.best_score, self.wait_count = current, 0
             return EarlyStoppingReason.NOT_STOPPED, message
         self.wait_count += 1
@@ -295,7 +301,9 @@ class EarlyStopping(Callback):
 
 
 def _ended_before_validating(trainer: Trainer) -> bool:
-    """Whether ``max_steps`` or a request to stop ends the fit before its first validation, which may log more."""
+    """Whether ``max_steps`` or a request to stop ends the fit before its first validation, which could have logged the
+    value.
+    """
     progress = trainer.progress
     return trainer.enable_validation and progress.epoch_cut and not any(progress.eval_steps.get("validate", []))
 

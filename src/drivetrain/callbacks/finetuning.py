@@ -17,19 +17,19 @@ from drivetrain.errors import CheckpointError, MissingAttributeError, check_coun
 from drivetrain.strategies.optimizer_states import parameter_names, plain_name
 
 Modules: TypeAlias = nn.Module | Iterable[Any]
-"""A module, or any nesting of iterables of modules."""
+"""A module, or an iterable of modules, which may be nested."""
 
 
 def multiplicative(epoch: int) -> float:
-    """Return 2.0 in every epoch: the learning rate doubles."""
+    """Return 2.0 in every epoch, so that the learning rate doubles."""
     return 2.0
 
 
 class BaseFinetuning(Callback):
     """Base class of callbacks that freeze layers before training and thaw them later.
 
-    Override :meth:`freeze_before_training` and :meth:`finetune_function`. Let ``configure_optimizers`` pass only
-    parameters that require gradients::
+    Override :meth:`freeze_before_training` and :meth:`finetune_function`. In ``configure_optimizers``, pass only
+    parameters that require gradients to the optimizer::
 
         class Thaw(BaseFinetuning):
             def freeze_before_training(self, pl_module):
@@ -39,9 +39,9 @@ class BaseFinetuning(Callback):
                 if epoch == 10:
                     self.unfreeze_and_add_param_group(pl_module.backbone, optimizer)
 
-    A checkpoint contains the frozen parameters and the optimizers' groups. A run that resumes restores both the frozen
-    parameters and the groups, also in the middle of an epoch. Schedulers continue with added groups: an added group
-    follows the schedule of the optimizer's first group, scaled by the ratio of the learning rates.
+    A checkpoint contains the frozen parameters and the optimizers' groups. A run that resumes restores both, also in
+    the middle of an epoch. Schedulers also step the groups that were added: an added group follows the schedule of the
+    optimizer's first group, scaled by the ratio of the two learning rates.
     """
 
     needs_every_rank = True
@@ -57,16 +57,18 @@ class BaseFinetuning(Callback):
     # ---- for subclasses ------------------------------------------------------------------------------------------
 
     def freeze_before_training(self, pl_module: LightningModule) -> None:
-        """Freeze layers; called before ``configure_optimizers``."""
+        """Freeze layers. Called before ``configure_optimizers``."""
         raise NotImplementedError(f"{type(self).__name__} must override freeze_before_training.")
 
     def finetune_function(self, pl_module: LightningModule, epoch: int, optimizer: Optimizer) -> None:
-        """Thaw layers; called for each optimizer when an epoch begins."""
+        """Thaw layers. Called for each optimizer when an epoch begins."""
         raise NotImplementedError(f"{type(self).__name__} must override finetune_function.")
 
     @staticmethod
     def flatten_modules(modules: Modules) -> list[nn.Module]:
-        """Return the modules that have their own parameters or buffers, or no children, each once."""
+        """Return the modules and submodules that have parameters or buffers of their own, or no children; each one
+        once.
+        """
         if isinstance(modules, nn.Module):
             found = list(modules.modules())
         else:
@@ -81,7 +83,9 @@ class BaseFinetuning(Callback):
     def filter_params(
         modules: Modules, train_bn: bool = True, requires_grad: bool = True
     ) -> Generator[nn.Parameter, None, None]:
-        """Yield the parameters whose ``requires_grad`` equals the argument; without ``train_bn``, skip batch norm."""
+        """Yield the parameters whose ``requires_grad`` equals the argument of this name; with ``train_bn=False``, skip
+        batch norm layers.
+        """
         for module in BaseFinetuning.flatten_modules(modules):
             if train_bn or not isinstance(module, BatchNorm):
                 for parameter in module.parameters(recurse=False):
@@ -90,13 +94,15 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def make_trainable(modules: Modules) -> None:
-        """Make the parameters require gradients, and let batch norm update its statistics."""
+        """Set ``requires_grad=True`` on all parameters, and let batch norm layers update their statistics."""
         for module in BaseFinetuning.flatten_modules(modules):
             _set_trainable(module, True)
 
     @staticmethod
     def freeze_module(module: nn.Module) -> None:
-        """Freeze the direct parameters of ``module``, and its statistics if it is batch norm."""
+        """Freeze the parameters of ``module`` that are not those of a submodule, and its statistics if it is a batch
+        norm layer.
+        """
         _set_trainable(module, False)
 
     @staticmethod
@@ -107,7 +113,7 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def filter_on_optimizer(optimizer: Optimizer, params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """Return the ``params`` that ``optimizer`` does not have yet; warn of the others."""
+        """Return those of ``params`` that ``optimizer`` does not have yet; warn of those that it has."""
         known = {id(each) for group in optimizer.param_groups for each in group["params"]}
         given = list(dict.fromkeys(params))
         new = [each for each in given if id(each) not in known]
@@ -134,8 +140,8 @@ class BaseFinetuning(Callback):
             optimizer: the optimizer that will train them.
             lr: the learning rate; ``None``: the learning rate of the optimizer's first group, divided by
                 ``initial_denom_lr``.
-            initial_denom_lr: only used without ``lr``.
-            train_bn: thaw the batch norm layers, too.
+            initial_denom_lr: only used if ``lr`` is ``None``.
+            train_bn: also thaw the batch norm layers.
         """
         found = [
             each for each in BaseFinetuning.flatten_modules(modules) if train_bn or not isinstance(each, BatchNorm)
@@ -154,7 +160,9 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def _apply_mapping_to_param_groups(param_groups: list[dict[str, Any]], mapping: Mapping[Any, Any]) -> list[Any]:
-        """Return the groups with parameters replaced by names, or names by parameters."""
+        """Return the groups with each entry of "params" replaced by its value in ``mapping``: parameters by names, or
+        names by parameters.
+        """
         return [{**group, "params": [mapping[each] for each in group["params"]]} for group in param_groups]
 
     def _store(
@@ -164,7 +172,9 @@ class BaseFinetuning(Callback):
         num_param_groups: int,
         current_param_groups: list[dict[str, Any]],
     ) -> None:
-        """Record the groups of optimizer ``opt_idx`` after the first ``num_param_groups``, by parameter name."""
+        """Record the groups of optimizer ``opt_idx``, except the first ``num_param_groups``, with names in place of
+        parameters.
+        """
         names = {parameter: plain_name(name) for name, parameter in pl_module.named_parameters()}
         known = self._internal_optimizer_metadata.get(opt_idx)
         new = current_param_groups if known is None else current_param_groups[num_param_groups:]
@@ -179,10 +189,10 @@ class BaseFinetuning(Callback):
             self.freeze_before_training(pl_module)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the thawed parameters of the checkpoint, and add the optimizers' groups that existed when it was
-        saved.
+        """Thaw the parameters that were thawed when the checkpoint was saved, and add the groups that the optimizers
+        had then.
         """
-        if self._restarting:  # the subclass has restored _internal_optimizer_metadata
+        if self._restarting:  # a subclass that overrides load_state_dict has restored _internal_optimizer_metadata
             named = _named(pl_module)
             for index, groups in self._internal_optimizer_metadata.items():
                 there = len((optimizer := trainer.optimizers[index]).param_groups)
@@ -195,7 +205,7 @@ class BaseFinetuning(Callback):
         self._state = _described(pl_module, trainer.optimizers)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let :meth:`finetune_function` thaw the layers for this epoch."""
+        """Call :meth:`finetune_function` for each optimizer, which thaws the layers of this epoch."""
         for optimizer in trainer.optimizers:
             groups = len(optimizer.param_groups)
             self.finetune_function(pl_module, trainer.current_epoch, optimizer)
@@ -206,7 +216,7 @@ class BaseFinetuning(Callback):
         return dict(self._state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if "groups" in state_dict:  # otherwise the state comes from Lightning, with the groups by the optimizer's index
+        if "groups" in state_dict:  # a state of Lightning has the groups under "internal_optimizer_metadata" instead
             expect(state_dict, dict.fromkeys(("groups", "frozen", "frozen_statistics"), list))
             self._restored = state_dict
         elif "internal_optimizer_metadata" in state_dict:
@@ -218,12 +228,14 @@ class BackboneFinetuning(BaseFinetuning):
     """Trains ``pl_module.backbone`` only from a given epoch on, with its own increasing learning rate.
 
     Args:
-        unfreeze_backbone_at_epoch: the epoch, counted from 0, at which the backbone is thawed.
+        unfreeze_backbone_at_epoch: the epoch, counted from 0, at whose start the backbone is thawed.
         lambda_func: in each later epoch the backbone's learning rate is multiplied by ``lambda_func(epoch + 1)``.
-        backbone_initial_ratio_lr: the backbone's first learning rate, as a fraction of the first group's.
-        backbone_initial_lr: the backbone's first learning rate, instead of that fraction.
+        backbone_initial_ratio_lr: the backbone's first learning rate, as a fraction of the learning rate of the
+            optimizer's first group.
+        backbone_initial_lr: the backbone's first learning rate; if it is given, ``backbone_initial_ratio_lr`` has no
+            effect.
         should_align: limit the backbone's learning rate to the learning rate of the first group.
-        initial_denom_lr: ignored, for compatibility; the first learning rate follows from the two arguments above.
+        initial_denom_lr: accepted for compatibility and ignored.
         train_bn: train the batch norm layers of the backbone from the beginning.
         verbose: log both learning rates when an epoch begins.
         rounding: the number of decimals in that log line.
@@ -277,7 +289,7 @@ class BackboneFinetuning(BaseFinetuning):
         self.freeze(pl_module.backbone, train_bn=self.train_bn)
 
     def finetune_function(self, pl_module: LightningModule, epoch: int, optimizer: Optimizer) -> None:
-        """Thaw the backbone in its epoch, and raise its learning rate in later epochs."""
+        """Thaw the backbone in epoch ``unfreeze_backbone_at_epoch``, and raise its learning rate in later epochs."""
         rate = float(optimizer.param_groups[0]["lr"])
         before = self.previous_backbone_lr
         if epoch == self.unfreeze_backbone_at_epoch:
@@ -317,8 +329,8 @@ def _set_trainable(module: nn.Module, trainable: bool) -> None:
 
 
 def _described(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Any]:
-    """Return the state for a resumed run, without the options of the groups, which are in the optimizers' own
-    states.
+    """Return the callback's state for a resumed run. The options of the groups are not in it, because the optimizers'
+    own states contain them.
     """
     return {
         "groups": [[{"params": names} for names in parameter_names(module, each)] for each in optimizers],
@@ -332,9 +344,9 @@ def _described(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, 
 
 
 def _named(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by name; a parameter that torch's pruning has renamed is under both names.
+    """Return the parameters by name. A parameter that torch's pruning has renamed has two entries, one for each name.
 
-    The renaming may happen between the recording of a state and the save, or before a run resumes.
+    Both are needed, because pruning may rename a parameter after the state was recorded, or before a run resumes.
     """
     named = {plain_name(name): each for name, each in module.named_parameters(remove_duplicate=False)}
     masks = {plain_name(name) for name, _ in module.named_buffers() if name.endswith("_mask")}
@@ -373,7 +385,7 @@ def _restore(module: nn.Module, trainer: Any, state: Mapping[str, Any]) -> None:
 
 
 def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
-    """Extend the schedulers of ``optimizer`` to the groups after the first ``before``.
+    """Make the schedulers of ``optimizer`` also step the groups that were added to the first ``before`` groups.
 
     torch's schedulers keep lists with one entry per group, and raise an error if the lengths differ.
     """
@@ -383,7 +395,7 @@ def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
     schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
     for group in groups[before:]:
         ratio = float(group["lr"]) / float(groups[0]["lr"]) if groups[0]["lr"] else 1.0
-        for key, value in groups[0].items():  # entries that schedulers have added to the groups
+        for key, value in groups[0].items():  # copy the entries that schedulers have added to the first group
             if key not in group and key != "name":
                 group[key] = value * ratio if key.endswith("lr") and is_number(value) else value
         for scheduler in schedulers:

@@ -1,4 +1,6 @@
-"""Account for the wall time of a training in a ledger, over restarts and kills."""
+"""Record in a ledger what the wall time of a training was used for, including the time that restarts and failures
+cost.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,21 @@ from drivetrain.trainer.telling import log
 
 
 class GoodputMonitor(Callback):
-    """Writes a ledger, ``ledger.jsonl``, of what the wall time of fits is used for; later runs continue it.
+    """Writes a ledger, ``ledger.jsonl``, of what the wall time of fits is used for. Later runs continue the ledger.
 
-    ``trainer.goodput`` is the share of the wall time spent in training steps that no failure has lost. If there are
-    loggers, it is logged as ``goodput``, on the steps on which they are written. A fit that continues earlier runs logs
-    a line at its end. ``drivetrain goodput FOLDER`` prints all parts. Only rank 0 measures and writes.
+    ``trainer.goodput`` is the share of the wall time that was spent in training steps whose result was kept, and not
+    lost by a failure. If there are loggers, the share is logged as ``goodput`` whenever the Trainer writes to the
+    loggers. A fit that continues earlier runs logs a line at its end. ``drivetrain goodput FOLDER`` prints the share of
+    every use. Only rank 0 measures and writes.
 
     Args:
         dirpath: the folder of the ledger; ``None``: the folder of the first callback that writes checkpoints, or else
-            ``default_root_dir``. Restarts must find the same folder. A ledger cannot be at an address such as
-            ``s3://bucket/run``: if the checkpoints are, it is in ``default_root_dir``.
+            ``default_root_dir``. The folder must be the same after a restart. A ledger cannot be at an address such as
+            ``s3://bucket/run``: if the checkpoints are at such an address, the ledger is in ``default_root_dir``.
 
     Raises:
-        ConfigurationError: ``dirpath`` is no local folder; or, when a run begins, there are two of these callbacks.
+        ConfigurationError: ``dirpath`` is not a local folder; or, when a run begins, the Trainer has two
+            GoodputMonitors.
     """
 
     changes_in_validation = False
@@ -41,7 +45,7 @@ class GoodputMonitor(Callback):
         if dirpath is not None and files.is_remote(dirpath):
             raise wrong_value("GoodputMonitor", "dirpath", dirpath, "a local folder", 'dirpath="checkpoints"')
         self.dirpath = None if dirpath is None else files.absolute(dirpath)
-        self._slot: TimedSlot | None = None  # while a fit is measured, on rank 0
+        self._slot: TimedSlot | None = None  # set on rank 0 while a fit is measured
         self._ledger: Ledger | None = None
         self._unwritten: Report | None = None  # the report of the last fit, if its ledger lacks records
 
@@ -54,9 +58,10 @@ class GoodputMonitor(Callback):
         return os.path.join(folder, NAME)
 
     def report(self, trainer: Trainer) -> Report | None:
-        """Return where the time has gone until now; ``None`` if there is no ledger yet.
+        """Return what the time was used for until now; ``None`` if there is no ledger yet.
 
-        On other ranks than 0, and outside of a fit, the file is read, unless the last fit could not write it.
+        Rank 0 knows the answer during a fit. On other ranks and outside of a fit, the ledger's file is read, unless the
+        last fit could not write it.
 
         Raises:
             OSError: the ledger cannot be read.
@@ -69,7 +74,7 @@ class GoodputMonitor(Callback):
 
     @property
     def save_interval_s(self) -> float:
-        """After how many seconds without a save the next one should follow; ``inf`` on other ranks than 0."""
+        """The number of seconds after a save at which the next save should follow; ``inf`` on other ranks than 0."""
         report = None if self._ledger is None else self._ledger.report()
         return math.inf if report is None else report.save_interval_s
 
@@ -87,7 +92,8 @@ class GoodputMonitor(Callback):
             trainer.progress.show_in(self._slot)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._slot is not None:  # only now the folder is known: a logger may continue its run
+        # not in setup(), because the folder may depend on the run that a logger continues, which is known only now
+        if self._slot is not None:
             self._ledger = Ledger(self.path(trainer), self._slot, lambda: trainer.progress.global_step)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -10,11 +10,11 @@ from drivetrain.errors import ConfigurationError, RunError, is_count, wrong_valu
 
 
 class GradientAccumulationScheduler(Callback):
-    """Sets ``accumulate_grad_batches`` by epoch.
+    """Sets the Trainer's ``accumulate_grad_batches`` at the start of each epoch.
 
     Args:
-        scheduling: for an epoch, counted from 0, the number of batches per optimizer step from that epoch on. Before
-            the first of these epochs, the number is 1.
+        scheduling: a dictionary; each key is an epoch, counted from 0, and each value the number of batches per
+            optimizer step from that epoch on. Before the first of these epochs, there is one batch per optimizer step.
 
     The Trainer's value is reset to 1 when the fit ends, also by an exception.
 
@@ -42,11 +42,11 @@ class GradientAccumulationScheduler(Callback):
         return self._generate_state_key(scheduling=self.scheduling)
 
     def going_to_accumulate_grad_batches(self) -> bool:
-        """Return whether any epoch accumulates."""
+        """Return whether gradients are accumulated in any epoch."""
         return any(batches > 1 for batches in self.scheduling.values())
 
     def get_accumulate_grad_batches(self, epoch: int) -> int:
-        """Return the number of batches in a window of ``epoch``."""
+        """Return the number of batches per optimizer step in ``epoch``."""
         return self.scheduling[max(start for start in self.scheduling if start <= epoch)]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -64,14 +64,15 @@ class GradientAccumulationScheduler(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.on_train_epoch_start(trainer, pl_module)  # an epoch that is resumed in its middle has no start hook
+        # if a fit resumes in the middle of an epoch, on_train_epoch_start is not called
+        self.on_train_epoch_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._in_charge = True
         trainer.accumulate_grad_batches = self.get_accumulate_grad_batches(trainer.current_epoch)
 
     def teardown(self, trainer: Trainer, *_: Any, **more: Any) -> None:
-        if self._in_charge:  # otherwise the user has set the value, for example one that was refused
+        if self._in_charge:  # otherwise this callback has not set the value, and must not reset it
             self._in_charge = False
             trainer.accumulate_grad_batches = 1
 

@@ -1,4 +1,4 @@
-"""A callback from functions."""
+"""A callback that is made of functions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _HOOKS = tuple(
 
 
 class LambdaCallback(Callback):
-    """Calls a function for each given hook; other hooks cost nothing.
+    """Calls the given functions, each in its hook; the other hooks cost nothing.
 
     ::
 
         LambdaCallback(on_train_epoch_end=lambda trainer, module: print(trainer.callback_metrics))
 
     Args:
-        hooks: functions by the name of a :class:`~drivetrain.Callback` hook, with that hook's arguments.
+        hooks: functions, each passed under the name of a hook of :class:`~drivetrain.Callback` and called with that
+            hook's arguments.
 
     Raises:
         UnknownArgumentError: the hook does not exist.
@@ -45,7 +46,7 @@ class LambdaCallback(Callback):
             setattr(self, name, function)
 
 
-# For help() and editors, which list the hooks by name, derived from the contract
+# This signature lists the hooks by name, for help() and editors
 vars(LambdaCallback.__init__)["__signature__"] = inspect.Signature(
     [
         inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),

@@ -18,10 +18,10 @@ class LivePlot(Callback):
     """Shows ``trainer.plot(*names)`` in a notebook, and redraws it in place while a fit runs.
 
     Training waits while a plot is drawn, about a quarter of a second. The last plot stays when the fit ends, also by an
-    exception. Outside of a notebook, and in processes that are started from it, a warning says what to call instead.
+    exception. Outside of a notebook, and in processes that a notebook has started, a warning says what to call instead.
 
     Args:
-        names: the names to draw, as in ``trainer.plot``; none: all.
+        names: the names to draw, as in ``trainer.plot``; without names, all are drawn.
         every_s: the minimum number of seconds between two drawings.
 
     Raises:
@@ -34,24 +34,24 @@ class LivePlot(Callback):
         if every_s < 0:
             raise wrong_value("LivePlot", "every_s", every_s, "0 or more seconds", "every_s=10")
         self.names, self.every_s = names, every_s
-        self._due_s = math.inf  # outside of a fit
+        self._due_s = math.inf  # infinite outside of a fit
         self._output: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_output": None}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin a new output."""
+        """Draw into a new output of the notebook from here on."""
         self._output, self._due_s = None, time.monotonic() + min(self.every_s, 1.0)
         if trainer.is_global_zero and not notebook.can_display():
             rank_zero_warn("LivePlot draws only in a notebook's own process. Call trainer.plot() after the fit.")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Draw if it is due."""
+        """Draw if ``every_s`` seconds have passed since the last drawing."""
         if time.monotonic() >= self._due_s:
             self._draw(trainer)
 
-    on_validation_end = on_train_batch_end  # there are new values
+    on_validation_end = on_train_batch_end  # validation has logged new values
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the last values."""
@@ -69,7 +69,7 @@ class LivePlot(Callback):
             return
         try:
             figure, picture = trainer.plot(*self.names), BytesIO()
-        except UnknownNameError as error:  # a value may be logged later
+        except UnknownNameError as error:  # no value was logged yet
             if last:
                 rank_zero_warn(f"LivePlot: {error}")
             return

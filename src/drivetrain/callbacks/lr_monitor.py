@@ -23,14 +23,15 @@ class LearningRateMonitor(Callback):
     ``name`` is appended.
 
     Args:
-        logging_interval: "step" logs on the steps on which the loggers are written, "epoch" when an epoch begins;
-            ``None`` uses each scheduler's own interval, or both for an optimizer without a scheduler.
-        log_momentum: also log ``<name>-momentum``; for the Adam family, the first beta.
+        logging_interval: "step" logs whenever the Trainer writes to the loggers, "epoch" when an epoch begins; ``None``
+            uses the interval of each optimizer's scheduler, and both intervals for an optimizer without a scheduler.
+        log_momentum: also log ``<name>-momentum``; for Adam and similar optimizers, this is the first beta.
         log_weight_decay: also log ``<name>-weight_decay``.
 
     Attributes:
         lrs: the learning rates logged so far, by name.
-        last_momentum_values, last_weight_decay_values: the latest of each, by name.
+        last_momentum_values, last_weight_decay_values: the latest momentum and weight decay of each group, by logged
+            name.
 
     Raises:
         ConfigurationError: ``logging_interval`` is invalid; or, when training starts, the run has no logger.
@@ -94,7 +95,8 @@ class LearningRateMonitor(Callback):
 
     def _read(self, name: str, suffix: str, group: dict[str, Any]) -> dict[str, float]:
         key = f"{name}{suffix}"
-        if suffix == "/pg1" and name in self.lrs:  # the optimizer had one group, and has got another
+        # a second group was added to the optimizer, so the name of the first gets a suffix
+        if suffix == "/pg1" and name in self.lrs:
             self.lrs[key] = self.lrs.pop(name)
             self.last_momentum_values.pop(f"{name}-momentum", None)
             self.last_weight_decay_values.pop(f"{name}-weight_decay", None)
@@ -111,8 +113,8 @@ class LearningRateMonitor(Callback):
 
 
 def _curves(trainer: Trainer) -> Iterator[tuple[str, Optimizer, str | None]]:
-    """Yield name, optimizer and interval of each scheduler, then the optimizers without one, whose interval is
-    ``None``.
+    """Yield a name, an optimizer and an interval for each scheduler, then for each optimizer without a scheduler, with
+    the interval ``None``.
     """
     taken: dict[str, int] = {}
     scheduled: list[Optimizer] = []
@@ -131,7 +133,7 @@ def _curves(trainer: Trainer) -> Iterator[tuple[str, Optimizer, str | None]]:
 
 
 def _groups(optimizer: Optimizer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each parameter group and its suffix for the logged name."""
+    """Yield each parameter group and the suffix that it adds to the logged name."""
     groups = optimizer.param_groups
     for number, group in enumerate(groups, start=1):
         name = group.get("name", f"pg{number}" if len(groups) > 1 else "")

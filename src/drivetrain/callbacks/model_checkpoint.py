@@ -39,49 +39,52 @@ class ModelCheckpoint(StoredCheckpoint):
     """Saves checkpoints periodically or after validation, and keeps the best ``save_top_k``.
 
     Args:
-        dirpath: the folder, or an address such as ``s3://bucket/run``; ``None``: ``checkpoints`` below the logger's
-            folder, or below ``default_root_dir``.
-        filename: a name with metrics in braces, without extension: ``"{epoch}-{val_loss:.2f}"`` gives
+        dirpath: the folder, or an address such as ``s3://bucket/run``; ``None``: the folder ``checkpoints`` in the
+            logger's folder, or in ``default_root_dir`` without a logger.
+        filename: a template without extension, with names of metrics in braces: ``"{epoch}-{val_loss:.2f}"`` gives
             ``epoch=3-val_loss=0.12.ckpt``. ``None``: ``"{epoch}-{step}"``.
-        monitor: the logged name that ranks checkpoints; ``None``: the newest is the best.
+        monitor: the name of the logged value by which checkpoints are ranked; ``None``: the newest is the best.
         verbose: log each save.
-        save_last: also keep ``last.ckpt``, the newest state: True writes a file, also at the end of every fit; "link"
-            makes a symbolic link to the newest checkpoint, or a copy if links are not allowed; a fit that has saved
-            nothing else writes a file at its end.
-        save_top_k: the number of checkpoints to keep; -1: all; 0: none. More than one needs ``monitor``.
-        save_weights_only: leave out what only resuming needs.
+        save_last: also keep ``last.ckpt``, the newest state: True writes this file at each save and at the end of every
+            fit; "link" makes it a symbolic link to the newest checkpoint, or a copy if links are not allowed. With
+            "link", a fit that has saved nothing else writes a file at its end.
+        save_top_k: the number of checkpoints to keep; -1 keeps all, 0 none. A number above 1 needs ``monitor``.
+        save_weights_only: leave out of the file what is only needed to resume training.
         mode: "min" or "max": which direction of ``monitor`` is better; ``None``: "min".
-        auto_insert_metric_name: write ``name=value`` in file names instead of the bare value.
-        every_n_train_steps: save after every n optimizer steps. If a validation follows that step and ``monitor`` is
-            given, the checkpoint is saved after the validation and ranked by its value; otherwise the checkpoint is
-            ranked by the newest value.
-        train_time_interval: save when this time has passed since the last save, checked after each batch.
-        every_n_epochs: save in every n-th epoch; 0: never. At most one of ``every_n_train_steps``,
-            ``train_time_interval`` and ``every_n_epochs``; without any of them, save in every epoch.
-        save_on_train_epoch_end: save when a training epoch ends instead of after validation; ``None``: when the
-            epoch ends, unless validation runs at other times.
-        save_on_exception: also save when the run ends by an exception, under ``filename``, beside the checkpoints that
-            are kept already. With several processes, a ``filename`` with metrics is replaced by the epoch and the step.
+        auto_insert_metric_name: write ``name=value`` into file names instead of the value alone.
+        every_n_train_steps: save after every n optimizer steps. If ``monitor`` is given and a validation follows
+            directly after such a step, the checkpoint is saved after this validation and ranked by its value. If none
+            follows, the checkpoint is ranked by the newest value of ``monitor``.
+        train_time_interval: after each batch, save if this time has passed since the last save.
+        every_n_epochs: save in every n-th epoch; 0: never. Only one of ``every_n_train_steps``, ``train_time_interval``
+            and ``every_n_epochs`` may be given; without any of them, the callback saves in every epoch.
+        save_on_train_epoch_end: save when a training epoch ends instead of after validation; ``None``: True, unless
+            validation runs more or less often than once per epoch.
+        save_on_exception: also save when an exception ends the run. ``filename`` names the file, and none of the kept
+            checkpoints is removed for it. With several processes, a ``filename`` with metrics is replaced by the epoch
+            and the step.
         enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
-        every: "auto": save at the intervals at which least time is lost, by saving and by the work after the last save
-            that a failure loses. They follow from what the saves and failures in the ledger of a
-            :class:`GoodputMonitor` have cost; the Trainer adds this callback. Excludes the other three intervals.
+        every: "auto": choose the interval between two saves that costs least time. Time is lost by saving, and by a
+            failure, after which the work since the last save is done again. Both costs are taken from the ledger of a
+            :class:`GoodputMonitor`, a callback that the Trainer adds. No other interval may be given with ``every``.
 
     Attributes:
-        best_model_path, best_model_score: the best so far; "" and ``None`` before the first.
-        best_k_models: scores of the kept checkpoints by path.
-        kth_best_model_path, kth_value: the worst of the kept checkpoints, and its score.
+        best_model_path, best_model_score: the path and the score of the best checkpoint; "" and ``None`` before the
+            first save.
+        best_k_models: the score of each kept checkpoint, by its path.
+        kth_best_model_path, kth_value: the path and the score of the worst of the kept checkpoints.
         last_model_path: the last file or link that ``save_last`` wrote.
 
-    A score of NaN ranks last; if scores are equal, the older checkpoint ranks first. ``fast_dev_run`` and the sanity
-    check save nothing, and only check the names; the file from which a run was resumed is never deleted.
+    A score of NaN ranks last; if scores are equal, the older checkpoint ranks first. In ``fast_dev_run`` and the sanity
+    check, the callback saves nothing and only checks the names of metrics. It never deletes the file from which a run
+    was resumed.
 
     Class attributes that you may change: ``CHECKPOINT_NAME_LAST``, a template like ``filename``,
     ``CHECKPOINT_JOIN_CHAR``, ``CHECKPOINT_EQUALS_CHAR``, ``FILE_EXTENSION`` and ``STARTING_VERSION``.
 
     Raises:
-        ConfigurationError: an argument is wrong or contradicts another; when a checkpoint is due, ``monitor`` was not
-            logged, or a format in ``filename`` does not fit its value.
+        ConfigurationError: an argument is wrong or contradicts another; or, when a checkpoint is saved, ``monitor`` was
+            not logged, or a format in ``filename`` does not fit the metric's value.
     """
 
     @arguments_checked
@@ -129,7 +132,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self.current_score: Tensor | None = None
         self._seen_step = self._last_at_batch = -1
         self._saved_at_time = time.monotonic()
-        self._awaited_at_step = -1  # the step of a save that waits for the following validation
+        self._awaited_at_step = -1  # the step of a checkpoint that is saved after the next validation
         self._validated_score: tuple[Any, int] | None = None  # the newest value of ``monitor``, and its step
         self._validated = self._told_age = False
         if not (self.every_n_train_steps or self.train_time_interval or every) and type(self) is ModelCheckpoint:
@@ -153,7 +156,7 @@ class ModelCheckpoint(StoredCheckpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         check_state(state_dict)
         self._awaited_at_step = state_dict.get("awaited_at_step", -1)
-        self.dirpath = self.dirpath or state_dict["dirpath"]  # setup may have run in another process
+        self.dirpath = self.dirpath or state_dict["dirpath"]  # self.dirpath is None if setup ran in another process
         if (before := state_dict["dirpath"]) == self.dirpath or (before or "").rstrip("/") == self.dirpath:
             models, last = state_dict["best_k_models"], state_dict["last_model_path"]
             if foreign := [path for path in (*models, last) if path and not self._is_own(path)]:
@@ -172,7 +175,8 @@ class ModelCheckpoint(StoredCheckpoint):
             self._newest_path = newest if self._is_own(newest) else ""  # the target of save_last="link"
             self._saved_at_step = state_dict.get("saved_at_step", -1)
             self._last_at_batch = state_dict.get("last_at_batch", -1)
-        elif not self.follows_logger:  # else each run of the logger has a folder of its own
+        # if it does, another folder is expected, because each run of the logger has its own
+        elif not self.follows_logger:
             rank_zero_warn(
                 f"The checkpoint's ModelCheckpoint wrote to {state_dict['dirpath']}, and this one writes to "
                 f"{self.dirpath}. This one restores only best_model_path, and ranks only its own files."
@@ -180,9 +184,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self.best_model_path = state_dict["best_model_path"]
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
-        """Return the files of the folder, if the user chose the folder, and the file that ``save_last`` wrote in this
-        process.
-        """
+        """Return this process's file of ``save_last``, and all checkpoints in a folder that the user chose."""
         last = {self.last_model_path} if self.last_model_path else set()
         if not self._folder_is_chosen(trainer):
             return sorted(last)
@@ -202,10 +204,11 @@ class ModelCheckpoint(StoredCheckpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at_time = time.monotonic()
         self._choose_interval(trainer)
-        self._seen_step = trainer.progress.global_step  # not in setup: a resumed run restores its step after that
+        # not in setup, because a resumed run restores global_step after setup
+        self._seen_step = trainer.progress.global_step
 
     def _choose_interval(self, trainer: Trainer) -> None:
-        """Set the seconds between two saves for ``every="auto"``, from what rank 0 has measured until now."""
+        """With ``every="auto"``, set the seconds between two saves from the costs that rank 0 has measured so far."""
         if self.every is not None:
             monitors = [each for each in trainer.callbacks if isinstance(each, goodput_monitor.GoodputMonitor)]
             if not monitors:
@@ -219,7 +222,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         before, self._seen_step = self._seen_step, trainer.progress.global_step
-        stepped = self._seen_step != before  # False for a batch inside an accumulation window
+        stepped = self._seen_step != before  # False if the batch was accumulated without an optimizer step
         steps_due = stepped and self.every_n_train_steps and self._seen_step % self.every_n_train_steps == 0
         time_due = False
         if self.train_time_interval is not None or self.every is not None:
@@ -257,8 +260,8 @@ class ModelCheckpoint(StoredCheckpoint):
             self._check_names(trainer, metrics, self.filename, validated=self._validated)
             if self.save_top_k != 0:
                 self._score(trainer, metrics)
-        # A link to the newest checkpoint, or a file if there is none. The link is due if the run resumed from a file of
-        # this step: the run before may have been killed before it made the link.
+        # With "link", last.ckpt is due if no checkpoint was saved at all, and if the run resumed from a checkpoint of
+        # this very step, because the earlier run may have been killed before it made the link.
         has_link = self._newest_path and self._saved_at_step != trainer.progress.global_step
         due = self.save_last is True or (self.save_last == "link" and not has_link)
         if due and self._may_save(trainer) and self._last_at_batch != trainer.progress.total_batches:
@@ -276,14 +279,14 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def _save_at_exception(self, trainer: Trainer) -> None:
         saved = self._written_at_step == trainer.progress.global_step
-        begun = trainer.progress.has_trained  # during set-up the steps may belong to an earlier fit
+        begun = trainer.progress.has_trained  # before training has begun, the step count may be that of an earlier fit
         if self.save_on_exception and begun and not saved and self._may_save(trainer):
             rank_zero_info(save_after_exception(trainer, self._exception_path(trainer), self.save_weights_only))
         elif self.save_on_exception and self._may_save(trainer) and not begun:
             rank_zero_info(f"ModelCheckpoint(save_on_exception=True) saved nothing: {BEFORE_TRAINING}")
 
     def _tell_age_of_score(self, trainer: Trainer) -> None:
-        """Log once per fit that a checkpoint's score comes from a validation before its step."""
+        """Log once per fit that a checkpoint's score comes from a validation at an earlier step."""
         if self.monitor is None or self._validated_score is None or self._told_age:
             return
         (value, step), now = self._validated_score, trainer.progress.global_step
@@ -314,7 +317,7 @@ class ModelCheckpoint(StoredCheckpoint):
         last = self.CHECKPOINT_NAME_LAST if self.save_last else None
         self._check_names(trainer, metrics, self.filename, last, validated=self._validated)
         saved_before, ranked_before = self._saved_at_step, self._ranked()
-        # stored in the file too, so that a resumed run does not save this step again
+        # set before the save, because the file contains it: so a resumed run does not save this step again
         self._saved_at_step = trainer.progress.global_step
         try:
             self._save_ranked_and_last(trainer, metrics)
@@ -337,14 +340,14 @@ class ModelCheckpoint(StoredCheckpoint):
                     self._save_last(trainer, metrics, before)
             except BaseException:
                 if self.save_last == "link":
-                    dropped = []  # the old link may point to a removed file
+                    dropped = []  # otherwise the old link could point to a removed file
                 raise
-            finally:  # last: a crash before leaves one file too many, but no link to a missing file
+            finally:  # remove files at the end, so that a crash leaves one file too many, but no link to a missing file
                 for name in dropped:
                     self._remove(trainer, name)
 
     def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
-        """Save if this checkpoint is among the best. Libraries override it despite its private name."""
+        """Save a checkpoint if its score is among the best. Libraries override it despite its private name."""
         if self.save_top_k == 0 or (score := self._score(trainer, monitor_candidates)) is None:
             return
         self.current_score = None if self.monitor is None else score
@@ -355,9 +358,11 @@ class ModelCheckpoint(StoredCheckpoint):
 
     @contextmanager
     def _naming_last(self, trainer: Trainer, metrics: dict[str, Any]) -> Iterator[str]:
-        """Context for a save; it yields the path of the previous last checkpoint, and removes a file that was replaced.
+        """Context for a save. It yields the path of the last checkpoint before this save, and removes that file at the
+        end if the new one has another path.
 
-        The new path is determined first, so that each file saved in the context contains this path.
+        The path of the new last checkpoint is determined before the save, because each file that is saved in the
+        context contains this path.
         """
         before, batch_before = self.last_model_path, self._last_at_batch
         if self.save_last:
@@ -375,20 +380,22 @@ class ModelCheckpoint(StoredCheckpoint):
             self._remove(trainer, before)
 
     def _monitor_candidates(self, trainer: Trainer) -> dict[str, Any]:
-        """Return the values for ranking and file names. Libraries override it despite its private name."""
+        """Return the logged values, the epoch and the step, for the score and for file names. Libraries override it
+        despite its private name.
+        """
         found = {
             **trainer.callback_metrics,
             "epoch": torch.tensor(trainer.current_epoch),
             "step": torch.tensor(trainer.global_step),
         }
-        # A metric may differ between ranks, but all must make the same decisions.
+        # Metrics may differ between ranks, but all ranks must make the same decisions.
         return trainer.strategy.broadcast(found)
 
     def _score(self, trainer: Trainer, metrics: dict[str, Any]) -> Tensor | None:
-        """Return the score of this checkpoint; ``None`` if there is none yet.
+        """Return the score of this checkpoint; ``None`` if the first validation has not logged it yet.
 
         Raises:
-            NotLoggedError: ``monitor`` was never logged, although a validation or an epoch has ended.
+            NotLoggedError: ``monitor`` was not logged, although a validation has ended, or the run does not validate.
         """
         if self.monitor is None:
             return torch.tensor(float(trainer.progress.global_step))
@@ -404,7 +411,7 @@ class ModelCheckpoint(StoredCheckpoint):
         return score
 
     def _save_ranked(self, trainer: Trainer, score: Tensor, metrics: dict[str, Any]) -> list[str]:
-        """Save; return the files that the new checkpoint replaces."""
+        """Save a checkpoint with this score; return the files that it replaces, which the caller removes."""
         newest_wins, dropped = self.monitor is None, self._worst()
         replaceable = [name for name in dropped if not self._resumed_from(trainer, name)]
         before = dict(vars(self))  # the file contains the ranking, so the ranking changes before the file is written
@@ -429,7 +436,7 @@ class ModelCheckpoint(StoredCheckpoint):
             taken.append(path)
 
     def _write(self, trainer: Trainer, path: str, replaces: bool) -> bool:
-        """Save to ``path``; return False if another run has meanwhile put a file there, which is kept."""
+        """Save to ``path``. If another run has put a file there in the meantime, keep that file and return False."""
         self._replaces, self._refused = replaces or not self.enable_version_counter, False
         self._save_checkpoint(trainer, path)
         if self._refused:
@@ -442,16 +449,19 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def _save_last(self, trainer: Trainer, metrics: dict[str, Any], before: str) -> None:
         newest, taken = self._newest_path, list[str]()
-        self._last_at_batch = trainer.progress.total_batches  # not earlier: a kill may come before this
+        # set here and not earlier, so that a run that is killed before this point still owes its last checkpoint
+        self._last_at_batch = trainer.progress.total_batches
         while not self._write_last(trainer, newest, self.last_model_path == before):
             taken.append(self.last_model_path)
             self.last_model_path = self._path_for(trainer, metrics, [before], self.CHECKPOINT_NAME_LAST, taken)
             if newest in self.best_k_models and self._written_at_step == trainer.progress.global_step:
-                # the file contains the path of a last checkpoint that now belongs to another run
+                # the file already written contains the path of a last checkpoint that another run has taken
                 self._write(trainer, newest, replaces=True)
 
     def _write_last(self, trainer: Trainer, newest: str, replaces: bool) -> bool:
-        """Write the last checkpoint, link it to ``newest``, or copy ``newest`` if that file is still being written."""
+        """Write the last checkpoint: save a file, or with "link" make a link to ``newest``; if the store still writes
+        ``newest``, order a copy of it.
+        """
         store, last = trainer.strategy.checkpoint_io, self.last_model_path
         writing = self._under_way is not None and newest in self._under_way.files
         links = self.save_last == "link" and bool(newest) and (writing or store.exists(newest))
@@ -466,7 +476,7 @@ class ModelCheckpoint(StoredCheckpoint):
         return made
 
     def to_yaml(self, filepath: str | Path | None = None) -> None:
-        """Write ``best_k_models``, with path and score, as YAML.
+        """Write the paths and scores of ``best_k_models`` as YAML.
 
         Args:
             filepath: the target; ``None``: ``best_k_models.yaml`` in ``dirpath``.

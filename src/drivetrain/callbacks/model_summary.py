@@ -26,7 +26,9 @@ from drivetrain.module.export import example_pass
 
 UNKNOWN = "?"
 Sizes = list[Any] | str
-"""A shape such as ``[8, 4]``; a list of those for several tensors, nested as they are; ``"?"`` for anything else."""
+"""A shape such as ``[8, 4]``; for several tensors, a list of shapes, nested as the tensors are; ``"?"`` for anything
+else.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,13 @@ class ModuleRow:
         index: position in the table, from 0.
         name: path from the root, as in ``named_modules``.
         type: the class's name.
-        num_parameters: the number of its own and its children's parameters, each counted once.
+        num_parameters: the number of parameters of the submodule and its children; a shared parameter counts once.
         training: whether the submodule is in training mode.
-        is_lazy: some of its parameters get their shape with the first batch and are counted as 0.
-        flops: floating-point operations in it and its children by kind; ``None`` if none could be counted.
-        in_sizes, out_sizes: the shapes of the inputs and outputs of its first call; ``None`` without an example input.
+        is_lazy: whether some of its parameters get their shape only with the first batch; they are counted as 0.
+        flops: the floating-point operations of the submodule and its children, by kind; ``None`` if none could be
+            counted.
+        in_sizes, out_sizes: the shapes of the inputs and outputs of the submodule's first call; ``None`` without an
+            example input.
     """
 
     index: int
@@ -55,7 +59,7 @@ class ModuleRow:
     out_sizes: Sizes | None = None
 
     def cells(self) -> tuple[str, ...]:
-        """Return the cells of its row."""
+        """Return the cells of this submodule's row in the table."""
         count = human_count(self.num_parameters) + (" *" if self.is_lazy else "")
         sizes = [str(size).replace("'", "") for size in (self.in_sizes, self.out_sizes) if size is not None]
         flops = [] if self.flops is None else [human_count(sum(self.flops.values()))]
@@ -64,16 +68,17 @@ class ModuleRow:
 
 @dataclass(frozen=True)
 class Summary:
-    """A module's parts and totals; ``str`` formats it as a table.
+    """A module's submodules and totals; ``str`` formats it as a table.
 
     Attributes:
         rows: the submodules down to the requested depth, in order of definition.
-        trainable, frozen: number of elements of parameters with and without ``requires_grad``; shared ones count once.
-        size_bytes: the bytes of all parameters, by their own element sizes.
+        trainable, frozen: number of elements of parameters with and without ``requires_grad``; a shared parameter
+            counts once.
+        size_bytes: the number of bytes of all parameters.
         modules_in_train, modules_in_eval: number of submodules of any depth by mode.
         has_lazy: whether some parameters have no shape yet, so that the totals are too low.
         flops: floating-point operations of one forward pass of the example input, as far as torch can count them; a
-            multiplication and an addition are two. ``None`` if nothing could be counted.
+            multiplication followed by an addition counts as two. ``None`` if nothing could be counted.
     """
 
     rows: tuple[ModuleRow, ...]
@@ -127,13 +132,13 @@ class Summary:
 class ModelSummary(Callback):
     """Prints the model's children, parameter counts and modes when ``fit`` starts.
 
-    If the module has an ``example_input_array``, one forward pass with it adds each child's input and output shapes,
-    and estimates of the operations. That pass has no effect on the run. If it fails, a warning says why, and the
-    table has no shapes.
+    If the module has an ``example_input_array``, the callback runs one forward pass with it, and the table also shows
+    each child's input and output shapes and an estimate of the operations. This pass has no effect on the run. If the
+    pass fails, a warning says why, and the table has no shapes.
 
     Args:
         max_depth: levels of submodules to list: 1 for the children, -1 for all, 0 for the totals alone.
-        summarize_kwargs: passed to :meth:`summarize`, for a subclass that overrides it.
+        summarize_kwargs: further arguments of :meth:`summarize`, for a subclass that overrides that method.
 
     Raises:
         ConfigurationError: ``max_depth`` is below -1.
@@ -147,12 +152,13 @@ class ModelSummary(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the summary, once per job."""
-        summary = summarize(pl_module, self.max_depth)  # run on every rank, because running a module may need all ranks
+        # every rank makes the summary, because the strategy's forward pass may need all ranks
+        summary = summarize(pl_module, self.max_depth)
         if trainer.is_global_zero:
             self.show(summary)
 
     def show(self, summary: Summary) -> None:
-        """Print ``summary``; override this method or :meth:`summarize` to put it elsewhere."""
+        """Print ``summary``; override this method or :meth:`summarize` to write it to another place."""
         if overrides(self, "summarize", ModelSummary) or self._summarize_kwargs:
             self.summarize(**summary.as_arguments(), **self._summarize_kwargs)
         else:
@@ -191,8 +197,8 @@ def summarize(module: nn.Module, max_depth: int = 1) -> Summary:
     """Return a summary of ``module``.
 
     Args:
-        module: the root, which gets no row. If it has an ``example_input_array``, one forward pass runs with it
-            (:func:`~drivetrain.module.export.example_pass`); if that fails, a warning says why.
+        module: the root, which gets no row. If the root has an ``example_input_array``, one forward pass runs with it
+            (see :func:`~drivetrain.module.export.example_pass`); if the pass fails, a warning says why.
         max_depth: levels of submodules that get a row: -1 for all, 0 for none.
 
     Raises:
@@ -274,7 +280,7 @@ class _Trial(NamedTuple):
 
     Attributes:
         sizes: the input and output sizes of the submodules that ran, by the submodule's id.
-        flops: the operations of the complete pass.
+        flops: the number of operations of the complete pass.
         counts: the operations by the submodule's name and by the kind of operation.
     """
 
@@ -284,11 +290,15 @@ class _Trial(NamedTuple):
 
 
 def _try(module: nn.Module, shown: list[nn.Module]) -> _Trial | None:
-    """Run the example input; ``None`` if there is none, or if it fails, with a warning."""
+    """Run ``forward`` with the example input. Return ``None`` if there is no example input, or, with a warning, if the
+    pass fails.
+    """
     try:
         try:
             return _run(module, shown, counts=True)
-        except Exception:  # the counter may have raised it, because it does not support every form of an operation
+        # torch's counter of operations may have raised the error, because it does not support every form of an
+        # operation
+        except Exception:
             return _run(module, shown, counts=False)
     except Exception as error:
         rank_zero_warn(
@@ -323,19 +333,21 @@ def _run(module: nn.Module, shown: list[nn.Module], counts: bool) -> _Trial | No
             module(*args, **kwargs)
         root = f"{type(module).__name__}."
         by_name = {path.removeprefix(root): counts for path, counts in counter.get_flop_counts().items()}
-        # 0: torch has no formula for any of the operations
+        # 0 means that torch has no formula for any of the operations
         return _Trial(sizes, counter.get_total_flops() or None, by_name)
 
 
 @contextmanager
 def _plain() -> Iterator[None]:
-    """Context in which every submodule runs without compilation or fusion, so that hooks see it."""
+    """Context in which every submodule runs without compilation or fusion, so that its forward hooks are called."""
     fused = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
-        if DYNAMO in sys.modules:  # nothing is compiled without this module, and importing it is slow
+        # if this module was not imported, nothing is compiled; importing it here would be slow
+        if DYNAMO in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", "Using `torch.compile")  # caused by the counter's hooks, and harmless
+            # the hooks of torch's counter cause this warning, which is harmless
+            warnings.filterwarnings("ignore", "Using `torch.compile")
         torch.backends.mha.set_fastpath_enabled(False)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
         yield

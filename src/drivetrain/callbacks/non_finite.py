@@ -23,17 +23,19 @@ class NonFiniteLossError(DrivetrainError, ArithmeticError):
 
 
 class TerminateOnNaN(Callback):
-    """Stops training at a loss that is infinite or NaN, before it changes a weight, and reports its origin.
+    """Stops training at a loss that is infinite or NaN, before it changes weights, and reports its origin.
 
     The error names the rank, the epoch, the batch, and the first layer whose output is not finite although its inputs
-    are. To find it, the batch runs through ``training_step`` once more, without gradients and logging.
+    are. To find that layer, the callback calls ``training_step`` once more with the batch, without gradients and
+    logging.
 
     Args:
-        every_n_batches: check only every n-th batch. Each check waits for the device and for the other ranks.
+        every_n_batches: check only every n-th batch. Fewer checks take less time, because each check waits for the
+            device and for the other ranks.
 
     Raises:
         ConfigurationError: ``every_n_batches`` is not a positive integer.
-        NonFiniteLossError: during training, on all ranks.
+        NonFiniteLossError: during training, the loss of any rank is not finite; raised on all ranks.
     """
 
     needs_every_rank = True
@@ -69,11 +71,11 @@ class TerminateOnNaN(Callback):
 
 
 def _cause(trainer: Any, module: Any, batch: Any, batch_idx: int) -> str:
-    """Return the first non-finite value: the batch, a parameter, or the output of a layer."""
+    """Return where the first non-finite value is: in the batch, in a parameter, or in the output of a layer."""
     in_batch = [path for path, leaf in leaves(batch) if not _is_finite(leaf)]
     wrong = [name for name, each in module.named_parameters() if not _is_finite(local_shard(each.data))]
     found: list[str] = []
-    # Every rank runs the step, because the strategy may use collectives in it.
+    # Every rank runs the step, because the strategy may exchange data between the ranks in it.
     with torch.no_grad(), isolate_rng(), without_logging(module), _watched(module, found):
         trainer.strategy.training_step(*training_step_arguments(module, batch, batch_idx))
     if in_batch:

@@ -1,4 +1,4 @@
-"""Progress in a notebook: one HTML output, updated in place, which the saved file keeps in its last state."""
+"""Progress in a notebook: one HTML output, which is updated in place. The notebook's file keeps its last state."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ _FONT = "font-family:var(--jp-code-font-family,monospace);font-size:13px;line-he
 class NotebookProgressBar(PlainProgressBar):
     """A bar for the epoch, and one below it for a running evaluation, in one output of the notebook's cell.
 
-    It needs no ipywidgets. The output is updated a few times a second and has the notebook's colours. Where it cannot
-    be shown, in a script or in a process that is started from the notebook, lines of text are printed instead.
+    The bar needs no ipywidgets. The output is updated a few times a second and has the notebook's colours. In a script,
+    and in a process that the notebook has started, lines of text are printed instead, because no output can be shown
+    there.
 
     Args:
         refresh_rate: the minimum number of batches between two updates; 0 turns the bar off.
-        leave: keep each finished epoch's bar, and each evaluation's: the last 100.
+        leave: keep the bars of finished epochs and evaluations, at most the last 100.
 
     Raises:
         ConfigurationError: ``refresh_rate`` is negative.
@@ -37,7 +38,7 @@ class NotebookProgressBar(PlainProgressBar):
     def __init__(self, refresh_rate: int = 1, leave: bool = False) -> None:
         super().__init__(refresh_rate, leave)
         self._left: deque[Snapshot] = deque(maxlen=_MOST_LEFT)
-        self._now: dict[bool, Snapshot] = {}  # key: whether the stage is training
+        self._now: dict[bool, Snapshot] = {}  # the key says whether the stage is training
         self._output: Any = None
         self._sent_s = 0.0
 
@@ -55,11 +56,11 @@ class NotebookProgressBar(PlainProgressBar):
             del self._now[training]
             if self.leave:
                 self._left.append(snapshot)
-        if time.monotonic() - self._sent_s >= _PAUSE_S:  # an epoch may be shorter than the pause
+        if time.monotonic() - self._sent_s >= _PAUSE_S:  # an epoch may be shorter than the pause between two updates
             self._send()
 
     def close(self) -> None:
-        """Leave the last state in the output."""
+        """Show the last state, which stays in the output."""
         super().close()
         self._send()
         self._left.clear()
@@ -67,7 +68,7 @@ class NotebookProgressBar(PlainProgressBar):
         self._output = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Show where the run has ended."""
+        """Show the last state of each bar."""
         if self._thread is not None and notebook.can_display():
             for training in (True, False):
                 self._thread.show_now(training)
@@ -75,7 +76,8 @@ class NotebookProgressBar(PlainProgressBar):
 
     def _enter(self, trainer: Trainer, pl_module: LightningModule, stage: RunningStage) -> None:
         super()._enter(trainer, pl_module, stage)
-        if self._output is None and self._thread is not None:  # the main thread's output belongs to the running cell
+        # output of the main thread appears below the cell that is running
+        if self._output is None and self._thread is not None:
             self._thread.show_now(stage is RunningStage.TRAINING)
 
     def _send(self) -> None:

@@ -21,14 +21,15 @@ class OnExceptionCheckpoint(Checkpoint):
 
     The callback replaces an earlier run's checkpoint only when the new checkpoint is complete. In the next run,
     ``ckpt_path="last"`` finds the checkpoint. If training has not begun, the callback saves nothing and logs a line.
-    With several processes each writes its own part, because another may be dead: see docs/checkpoints.md.
+    With several processes, each process writes its own part and does not wait for the others, because one of them may
+    be dead (see docs/checkpoints.md).
 
     Args:
         dirpath: the folder.
         filename: the file's name without extension.
 
     Raises:
-        ConfigurationError: the name is empty, or the folder or file is not possible.
+        ConfigurationError: the name is empty, or no file can have this folder or name.
     """
 
     FILE_EXTENSION = ".ckpt"
@@ -46,7 +47,7 @@ class OnExceptionCheckpoint(Checkpoint):
 
     @property
     def ckpt_path(self) -> str:
-        """Where the checkpoint is written."""
+        """The path to which the checkpoint is written."""
         return os.path.join(self.dirpath, self.filename + self.FILE_EXTENSION)
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
@@ -54,7 +55,7 @@ class OnExceptionCheckpoint(Checkpoint):
         return [*filter(store.exists, [path]), *rank_files.find_unfinished(store, path)]
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        begun = trainer.progress.has_trained  # during set-up the steps may belong to an earlier fit
+        begun = trainer.progress.has_trained  # before training has begun, the step count may be that of an earlier fit
         if trainer.progress.fn == "fit" and begun and not trainer.fast_dev_run:
             rank_zero_info(save_after_exception(trainer, self.ckpt_path))
         elif trainer.progress.fn == "fit" and not trainer.fast_dev_run:

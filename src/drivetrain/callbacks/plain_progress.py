@@ -11,15 +11,15 @@ _LONGEST_S = 600.0
 
 
 class PlainProgressBar(ProgressBar):
-    """Prints a line when an epoch or an evaluation ends, and at growing intervals in between.
+    """Prints a line when an epoch or an evaluation ends, and at growing intervals during it.
 
-    Each line has the date, so it can be read alone. A log of days stays short: the interval doubles after each line
-    that is printed in between, up to 10 minutes.
+    Each line begins with the date. The log of a long run stays short, because the interval doubles after each line that
+    is printed during an epoch or evaluation, up to 10 minutes.
 
     Args:
         refresh_rate: the minimum number of batches between two lines; 0 turns the bar off.
-        leave: no effect, because printed lines stay.
-        interval_s: the number of seconds until the first line in between; it doubles.
+        leave: has no effect, because printed lines stay in any case.
+        interval_s: the first interval, in seconds.
 
     Raises:
         ConfigurationError: ``refresh_rate`` or ``interval_s`` is negative.
@@ -54,5 +54,5 @@ class PlainProgressBar(ProgressBar):
                 self._pause_s = min(2 * self._pause_s, max(self.interval_s, _LONGEST_S))
 
     def close(self) -> None:
-        """Begin the next run with the first interval again."""
+        """Set the interval back to ``interval_s`` for the next run."""
         self._printed_at_s, self._pause_s = time.monotonic(), self.interval_s

@@ -1,4 +1,4 @@
-"""Write predictions batch by batch, or at the end."""
+"""Write predictions to files after each batch, or at the end of a prediction."""
 
 from __future__ import annotations
 
@@ -20,29 +20,31 @@ class WriteInterval(str, Enum):
 
     @property
     def on_batch(self) -> bool:
-        """Whether it writes after each batch."""
+        """Whether predictions are written after each batch."""
         return "batch" in self.value
 
     @property
     def on_epoch(self) -> bool:
-        """Whether it writes at the end of the epoch."""
+        """Whether predictions are written at the end of the epoch."""
         return "epoch" in self.value
 
 
 class BasePredictionWriter(Callback):
-    """Base class: define the method that the interval calls. Every rank writes its own predictions.
+    """Base class of callbacks that write predictions. Define the methods that ``write_interval`` names. Each is called
+    on every rank with that rank's predictions.
 
     Args:
         write_interval: when to write: after each "batch", at the end of the "epoch", or "batch_and_epoch".
 
-    Pass ``return_predictions=False`` to ``trainer.predict`` if the program does not need them: with "batch" none are
-    kept then, and with "epoch" they are kept until they are written.
+    Pass ``return_predictions=False`` to ``trainer.predict`` if the program does not need them: then no predictions are
+    kept in memory with "batch", and with "epoch" they are kept until they were written.
 
     Attributes:
         interval: the interval, with the properties ``on_batch`` and ``on_epoch``.
 
     Raises:
-        ConfigurationError: the interval is unknown; or, when a prediction begins, the method for it is missing.
+        ConfigurationError: the interval is unknown; or, when a prediction begins, the method that this interval needs
+            is not defined.
     """
 
     needs_batch_indices = True
@@ -71,8 +73,8 @@ class BasePredictionWriter(Callback):
 
         Args:
             trainer, pl_module: the Trainer and its module.
-            prediction: the output of ``predict_step``, on its own device.
-            batch_indices: the indices of the batch's samples in the dataset; empty for an iterable-style one.
+            prediction: the output of ``predict_step``, on the device on which ``predict_step`` returned it.
+            batch_indices: the indices of the batch's samples in the dataset; empty for an iterable-style dataset.
             batch, batch_idx, dataloader_idx: the batch and its indices.
         """
 
@@ -87,8 +89,8 @@ class BasePredictionWriter(Callback):
 
         Args:
             trainer, pl_module: the Trainer and its module.
-            predictions: as ``trainer.predict`` returns them, in the host's memory.
-            batch_indices: for each loader, for each batch, the indices of its samples.
+            predictions: what ``trainer.predict`` returns, in host memory.
+            batch_indices: for each loader, a list with the indices of the samples of each batch.
         """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -118,7 +120,7 @@ class BasePredictionWriter(Callback):
         dataloader_idx: int = 0,
     ) -> None:  # fmt: skip
         if not self.interval.on_batch:
-            return  # a subclass may override this hook too
+            return  # a subclass may override this hook to write as well
         indices = trainer.predictions.current_batch_indices
         self.write_on_batch_end(trainer, pl_module, outputs, indices, batch, batch_idx, dataloader_idx)
 

@@ -1,4 +1,6 @@
-"""Base of the progress bars: a thread draws them and reads counters, so they add no work to the training loop."""
+"""Base of the progress bars: a thread reads the run's counters and draws the bars, so that they add no work to the
+training loop.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,10 @@ class ProgressBar(Callback):
     """Base of the progress bars; a subclass shows a :class:`Snapshot` in :meth:`draw`.
 
     The bar has no hook inside an epoch, so it adds no work to a step. A thread wakes every ``tick_s`` seconds and reads
-    counters and the floats of the last flush, never a tensor, so the display may be slightly late. If nothing is logged
-    for the bar, the loop reads its loss every 2 seconds. The main thread draws the end of each epoch and each
-    evaluation, even of a short one. If drawing fails, the bar is switched off with a warning and the run continues.
+    counters and the last values that were read from the device. It never reads a tensor, so the displayed values may be
+    slightly old. If no value is logged for the bar, the loop reads its loss from the device every 2 seconds. The main
+    thread draws the end of each epoch and each evaluation, even if it was too short for the thread to draw it. If
+    drawing fails, the bar is switched off with a warning and the run continues.
 
     Args:
         refresh_rate: the minimum number of batches between two updates; 0 turns the bar off.
@@ -42,7 +45,7 @@ class ProgressBar(Callback):
     """
 
     tick_s: float = 0.25
-    """How often the thread looks, in seconds."""
+    """The number of seconds between two times at which the thread reads the counters."""
 
     def __init__(self, refresh_rate: int = 1, leave: bool = False) -> None:
         super().__init__()
@@ -94,8 +97,8 @@ class ProgressBar(Callback):
 
     @property
     def total_val_batches(self) -> int | float:
-        """Number of validation batches, over all loaders; 0 outside a run and in an epoch of a fit that does not
-        validate.
+        """Number of validation batches, over all loaders; 0 outside a run, and in an epoch of a fit without a
+        validation.
         """
         if self._trainer is None:
             return 0
@@ -130,18 +133,18 @@ class ProgressBar(Callback):
         return self._of_loader(self.trainer.num_predict_batches)
 
     def has_dataloader_changed(self, dataloader_idx: int) -> bool:
-        """Return whether this loader differs from the loader of the last call, and make it the current one."""
+        """Return whether ``dataloader_idx`` differs from that of the last call, and record it as the current loader."""
         before, self._dataloader_idx = self._dataloader_idx, dataloader_idx
         return before != dataloader_idx
 
     def reset_dataloader_idx_tracker(self) -> None:
-        """Reset the current loader."""
+        """Forget which loader is the current one."""
         self._dataloader_idx = None
 
     def _of_loader(self, counts: list[float]) -> int | float:
         return counts[self._dataloader_idx or 0] if counts else 0
 
-    # The text of an override is shown instead of the default.
+    # If a subclass overrides the property, its text is shown instead of the default.
 
     @property
     def sanity_check_description(self) -> str:
@@ -150,7 +153,7 @@ class ProgressBar(Callback):
 
     @property
     def train_description(self) -> str:
-        """The name of an epoch; its number follows."""
+        """The name of an epoch; the bar shows the epoch's number after it."""
         return "Epoch"
 
     @property
@@ -169,7 +172,9 @@ class ProgressBar(Callback):
         return "Prediction"
 
     def enable(self) -> None:
-        """Draw again; a run that began without a bar gets one at its next epoch or evaluation."""
+        """Draw the bar again after :meth:`disable`. If the run began without a bar, the bar appears at the next epoch
+        or evaluation.
+        """
         self._enabled = True
 
     def disable(self) -> None:
@@ -177,10 +182,10 @@ class ProgressBar(Callback):
         self._enabled = False
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, int | str | float]:
-        """Return the values to show beside the bar: the values that were logged with ``prog_bar=True``.
+        """Return the values to show beside the bar: by default, those that were logged with ``prog_bar=True``.
 
-        A subclass that overrides it also gets the run's version as ``v_num``, which it may remove. An override runs in
-        the bar's thread: read only plain numbers there, no tensors.
+        A subclass that overrides this method also gets the run's version as ``v_num``, which it may remove. An override
+        is called in the bar's thread, so it should read only plain numbers and no tensors.
         """
         metrics: dict[str, int | str | float] = {**trainer.logbook.bar_metrics}
         if type(self).get_metrics is ProgressBar.get_metrics or (logger := trainer.logger) is None:
@@ -189,12 +194,12 @@ class ProgressBar(Callback):
         return metrics if version is None else {"v_num": version, **metrics}
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """``print`` without breaking the bar, with the arguments of the built-in."""
+        """Print a line without damaging the bar; the arguments are those of the built-in ``print``."""
         with DRAWING:
             print(*args, **kwargs)
 
     def draw(self, snapshot: Snapshot) -> None:
-        """Show ``snapshot``. Two threads may call this method, but never at the same time."""
+        """Show ``snapshot``. The bar's thread and the main thread call this method, but never at the same time."""
 
     def close(self) -> None:
         """Restore the terminal when the run is over. Called after the last :meth:`draw`."""
@@ -217,14 +222,16 @@ class ProgressBar(Callback):
     on_train_epoch_start = on_train_start
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Record the epoch's counts. The epoch's metrics are flushed after all of these hooks, so the bar is drawn in
-        the next hook.
+        """Record the counts of the epoch that has ended. The epoch's metrics are reduced after all
+        ``on_train_epoch_end`` hooks, so the bar is drawn in the next hook.
         """
         if self._thread is not None:
             self._ended_epoch = self._thread.exit()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the end of the last epoch; whether it is the last is known only now."""
+        """Show the end of the last epoch, without a remaining time of the fit. Only here is it known that no further
+        epoch follows.
+        """
         if self._ended_epoch is not None:
             self._ended_epoch = replace(self._ended_epoch, fit_left_s=None)
         self._draw_ended_epoch()
@@ -266,7 +273,7 @@ class ProgressBar(Callback):
     # ---- implementation ------------------------------------------------------------------------------------------
 
     def _start(self, trainer: Trainer, pl_module: LightningModule) -> ProgressThread | None:
-        self._trainer = weakref.ref(trainer)  # set again, for a subclass whose setup() does not call super()
+        self._trainer = weakref.ref(trainer)  # also set here, because a subclass's setup() may not call super()
         if self._thread is None and self.is_enabled and trainer.is_global_zero:
             self._thread = ProgressThread(trainer, partial(self._draw_if_due, trainer, pl_module), self.tick_s)
             self._thread.start()
@@ -278,7 +285,9 @@ class ProgressBar(Callback):
             thread.enter(stage)
 
     def _draw_unread(self, training: bool) -> None:
-        """Draw the bar of training, or of a running evaluation: user code reads it before the thread has drawn it."""
+        """Draw the bar of training, or of a running evaluation, because user code reads the bar before the thread has
+        drawn it.
+        """
         if self._thread is not None:
             if training and self._ended_epoch is not None:
                 self._thread.show(self._ended_epoch)
@@ -304,7 +313,7 @@ class ProgressBar(Callback):
             self._drawn = snapshot.title, snapshot.batch
 
     def _report(self) -> None:
-        """Warn once, from the main thread, that drawing failed."""
+        """Warn once that drawing has failed; the main thread calls this method."""
         if self._thread is not None and self._thread.error is not None and self._enabled:
             self.disable()
             error = self._thread.error
@@ -331,11 +340,13 @@ _DESCRIPTIONS = {
     "sanity_check": "sanity_check_description", "train": "train_description", "validate": "validation_description",
     "test": "test_description", "predict": "predict_description",
 }  # fmt: skip
-"""The property with the name of each stage."""
+"""For each stage, the property that returns its name."""
 
 
 def default_progress_bar() -> ProgressBar:
-    """Return the bar for this process: drawn in a notebook or a terminal, lines of text elsewhere."""
+    """Return the bar for this process: one that is drawn, in a notebook or a terminal; otherwise one that prints lines
+    of text.
+    """
     if notebook.can_display():
         return notebook_progress.NotebookProgressBar()
     terminal = sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"

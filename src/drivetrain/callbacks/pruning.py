@@ -33,25 +33,28 @@ class ModelPruning(KeepsWeights):
     """Sets a part of the weights to zero at the end of each epoch, with ``torch.nn.utils.prune``.
 
     During training, a pruned ``weight`` is computed from the parameter ``weight_orig`` and the buffer ``weight_mask``.
-    With ``make_pruning_permanent``, module and checkpoints have plain weights again after training: "state_dict" fits a
-    module that was never pruned. The entry "pruning" contains the state for resuming exactly.
+    With ``make_pruning_permanent``, the module has plain weights again after training, and a checkpoint's "state_dict"
+    fits a module that was never pruned. The checkpoint's entry "pruning" contains the rest of what a resumed run needs
+    to continue exactly.
 
     Args:
         pruning_fn: a function of ``torch.nn.utils.prune`` by name, such as "l1_unstructured", or a class of your own
             that extends ``BasePruningMethod``.
-        parameters_to_prune: pairs of a module and a name; empty or ``None``: all parameters named in
-            ``parameter_names``.
+        parameters_to_prune: pairs of a module and the name of one of its parameters; empty or ``None``: all parameters
+            with a name in ``parameter_names``.
         parameter_names: "weight" and "bias", or one of them.
-        use_global_unstructured: choose among the values of all parameters together.
-        amount: a fraction of the remaining values, a number of them, or a function of the epoch.
-        apply_pruning: whether to prune, or a function of the epoch.
-        make_pruning_permanent: restore plain weights at the end.
-        use_lottery_ticket_hypothesis: after pruning, set the remaining values to those before training; or a function
-            of the epoch.
+        use_global_unstructured: choose the values to prune from all parameters together, instead of from each one
+            separately.
+        amount: how many values to prune at a time: a fraction of the values that are not yet pruned, a number of them,
+            or a function of the epoch that returns one of these.
+        apply_pruning: whether to prune, or a function of the epoch that returns this.
+        make_pruning_permanent: replace the masks by plain weights with zeros at the end of training.
+        use_lottery_ticket_hypothesis: whether to set the remaining values, after pruning, to their values before
+            training; or a function of the epoch that returns this.
         resample_parameters: with ``use_lottery_ticket_hypothesis``, draw new values instead of those before training.
-        pruning_dim: the dimension along which structured methods choose.
-        pruning_norm: the norm by which "ln_structured" chooses.
-        verbose: 1: log how much is pruned; 2: also for each parameter.
+        pruning_dim: for structured methods: the dimension along which they choose what to prune.
+        pruning_norm: for "ln_structured": the order of the norm by which it chooses.
+        verbose: 1: log how many values are pruned in total; 2: also in each parameter.
         prune_on_train_epoch_end: False prunes at the end of each validation instead.
 
     Raises:
@@ -111,11 +114,12 @@ class ModelPruning(KeepsWeights):
         self.idle_hooks = frozenset({"on_validation_epoch_end" if prune_on_train_epoch_end else "on_train_epoch_end"})
         self._places: list[Place] = []
         self._initial: list[torch.Tensor] = []
-        # from a checkpoint, until the model is on its device: the pruned weights that the last forward pass has used
+        # the pruned weights that the last forward pass before the save has used; kept from the loading of a checkpoint
+        # until the model is on its device
         self._used: dict[str, torch.Tensor | None] = {}
 
     def filter_parameters_to_prune(self, parameters_to_prune: Sequence[Place] = ()) -> Sequence[Place]:
-        """Return the pairs to prune. Override it to choose other parameters."""
+        """Return the pairs of module and name to prune. Override this method to choose other parameters."""
         return parameters_to_prune
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -147,7 +151,7 @@ class ModelPruning(KeepsWeights):
             raise NotSupportedError(
                 'ModelPruning needs complete parameters, and this strategy shards them. Use strategy="ddp".'
             )
-        # torch's pruning functions use this attribute, and no state dict of the module contains it
+        # torch's pruning functions read the attribute of the pruned weight, which no state dict contains
         for name, used in self._used.items():
             module, parameter = _place_of(pl_module, name)
             orig, mask = getattr(module, f"{parameter}_orig").detach(), getattr(module, f"{parameter}_mask")
@@ -167,14 +171,15 @@ class ModelPruning(KeepsWeights):
         if not (self._applies(epoch) if callable(self._applies) else self._applies) or not amount:
             return
         self.apply_pruning(amount)
-        if trainer.world_size > 1:  # a method may draw random numbers, which differ between ranks
+        # use rank 0's mask, because a method may draw random numbers, which differ between ranks
+        if trainer.world_size > 1:
             for module, name in self._places:
                 mask = getattr(module, f"{name}_mask")
                 mask.copy_(trainer.strategy.broadcast(mask))
         if self._lottery(epoch) if callable(self._lottery) else self._lottery:
             self.apply_lottery_ticket_hypothesis()
         with torch.no_grad():
-            for module, name in self._places:  # update the weights now, not only in the next forward pass
+            for module, name in self._places:  # torch would update the weights only in the next forward pass
                 getattr(module, name).copy_(getattr(module, f"{name}_orig") * getattr(module, f"{name}_mask"))
 
     def apply_pruning(self, amount: int | float) -> None:
@@ -188,7 +193,7 @@ class ModelPruning(KeepsWeights):
             self._report(before, amount)
 
     def apply_lottery_ticket_hypothesis(self) -> None:
-        """Set the parameters to their values before training, or to new ones with ``resample_parameters``."""
+        """Set the parameters to their values before training, or with ``resample_parameters`` to newly drawn values."""
         fresh: dict[nn.Module, nn.Module] = {}
         for (module, name), initial in zip(self._places, self._initial, strict=True):
             if self._resamples and hasattr(module, "reset_parameters"):
@@ -212,26 +217,29 @@ class ModelPruning(KeepsWeights):
             rank_zero_info(f"ModelPruning with {self.pruning_fn.__name__}, amount={amount}, of {what}. Pruned: {parts}")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore plain weights, if requested."""
+        """With ``make_pruning_permanent``, replace the masks by plain weights."""
         if self._permanent:
             self.make_pruning_permanent(pl_module)
 
     def make_pruning_permanent(self, module: nn.Module) -> None:
-        """Replace the pruned parameters of ``module`` with plain ones."""
+        """Replace the pruned parameters of ``module`` by plain parameters with the same values."""
         for each in module.modules():
             _make_plain(each)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def save_weights(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Put plain weights into "state_dict", and the pruned parameters and masks beside them."""
+        """Put plain weights into the checkpoint's "state_dict", and the pruned parameters and masks into its entry
+        "pruning".
+        """
         weights = checkpoint["state_dict"]
         pruned = [name.removesuffix("_mask") for name in weights if name.endswith("_mask")]
         pruned = [name for name in pruned if f"{name}_orig" in weights]
         if not pruned and not self._lottery:
             return
         parts = {name: {part: weights[f"{name}_{part}"] for part in ("orig", "mask")} for name in pruned}
-        for name, each in parts.items():  # computed in the last forward pass, perhaps before an optimizer step
+        # the last forward pass has computed this tensor, perhaps from the weights before an optimizer step
+        for name, each in parts.items():
             each["used"] = getattr(*_place_of(pl_module, name)).detach()
         checkpoint[_KEY] = {"parts": parts, "initial": list(self._initial)}
         if self._permanent:
@@ -247,7 +255,9 @@ class ModelPruning(KeepsWeights):
     def load_weights(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any], fitting: bool
     ) -> None:
-        """Prune the same parameters again, so that a fit resumes exactly; an evaluation uses plain weights."""
+        """In a fit, prune the parameters that the checkpoint's run had pruned, so that the fit resumes exactly. In an
+        evaluation, use plain weights.
+        """
         if _KEY not in checkpoint:
             return
         saved = entry(checkpoint, _KEY, Mapping)
@@ -280,18 +290,20 @@ def _method_of(pruning_fn: Any) -> Any:
 
 
 def _place_of(module: nn.Module, name: str) -> Place:
-    """Return the module and the attribute of the parameter ``name`` in a state dict of ``module``."""
+    """Return the submodule of ``module`` and the attribute that belong to ``name``, a key of the module's state
+    dict.
+    """
     path, _, parameter = name.rpartition(".")
     return module.get_submodule(path), parameter
 
 
 def _has_parameter(module: nn.Module, name: str) -> bool:
-    """Whether ``name`` is a parameter of ``module``, and not computed from one."""
+    """Whether the attribute ``name`` of ``module`` is a parameter, and not a tensor that is computed from one."""
     return isinstance(own_parameters(module).get(name), nn.Parameter)
 
 
 def _counts(place: Place) -> tuple[int, int]:
-    """Return the number of pruned values, and the total."""
+    """Return the number of pruned values of a parameter, and the number of all its values."""
     module, name = place
     mask = getattr(module, f"{name}_mask", None)
     return (0, getattr(module, name).numel()) if mask is None else (int((mask == 0).sum()), mask.numel())

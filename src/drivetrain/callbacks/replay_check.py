@@ -17,14 +17,14 @@ _TRIES = 3
 
 
 class ReplayMismatchError(DrivetrainError, RuntimeError):
-    """A training step gave other results when it was computed again from the same state."""
+    """A training step that was computed twice from the same state gave two different results."""
 
 
 class ReplayCheck(Callback):
-    """Replays every n-th optimizer step: computes its batches once more from the same state, and compares bit by bit.
+    """Computes every n-th optimizer step a second time from the same state, and compares the results bit by bit.
 
-    The losses, the gradients and the random states are compared before the optimizer's step. If they differ, the
-    message names what differs, and the first operation that differs, with its line in the program. Training
+    The losses, the gradients and the random states are compared before the optimizer's step. If they differ, a message
+    names what differs, and the first operation with a different result, with its line in the program. Training
     continues with the results of the first computation. See docs/replay.md for what is restored, and what is not.
 
     Args:
@@ -34,7 +34,7 @@ class ReplayCheck(Callback):
 
     Raises:
         ConfigurationError: an argument has a wrong value, or steps of this kind cannot be replayed.
-        ReplayMismatchError: during training, on all ranks.
+        ReplayMismatchError: during training, the results differ and ``on_mismatch`` is "stop"; raised on all ranks.
     """
 
     needs_every_rank = True
@@ -48,7 +48,7 @@ class ReplayCheck(Callback):
 
     @property
     def state_key(self) -> str:
-        """A key that contains the options: all ranks need equal ones."""
+        """The key of the callback's state. It contains the options, because all ranks need the same ones."""
         return self._generate_state_key(every_n_steps=self.every_n_steps, on_mismatch=self.on_mismatch)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -63,7 +63,7 @@ class ReplayCheck(Callback):
             )
         self._windows = self._replayed = self._different = 0
         run = trainer.current_run
-        assert run is not None  # a hook of it is running
+        assert run is not None  # this hook is called during a run
         replay = Replay(run, lambda: self._is_due(trainer), lambda window: self._compare(trainer, window))
         trainer.hooks.observers.append(SimpleNamespace(step_bound=replay.bind))
 
@@ -76,14 +76,15 @@ class ReplayCheck(Callback):
 
     def _is_due(self, trainer: Trainer) -> bool:
         self._windows += 1
-        # After the first window, DistributedDataParallel regroups its gradients, which may be summed in another order.
+        # The first optimizer step is not replayed, because DistributedDataParallel regroups its gradients after it and
+        # may then sum them in another order.
         return self._windows > 1 and (trainer.global_step + 1) % self.every_n_steps == 0
 
     def _compare(self, trainer: Trainer, window: ReplayedWindow) -> None:
-        """Compare the window with its replay; every rank decides the same.
+        """Compare the batches of one optimizer step with their replay; every rank decides the same.
 
         Raises:
-            ReplayMismatchError: they differ, and ``on_mismatch`` is "stop".
+            ReplayMismatchError: the results differ, and ``on_mismatch`` is "stop".
         """
         found = trainer.strategy.world.gather_objects(window.differences())
         self._replayed += 1
@@ -107,7 +108,7 @@ class ReplayCheck(Callback):
         rank_zero_warn(message)
 
     def _first_operation(self, trainer: Trainer, window: ReplayedWindow) -> tuple[int | None, str]:
-        """Return the rank on which an operation differs first, and a sentence about it."""
+        """Return the rank with the earliest operation whose result differs, and a sentence about this operation."""
         world = trainer.strategy.world
         old = window.operations()
         for _ in range(_TRIES):

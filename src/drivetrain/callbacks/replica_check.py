@@ -1,4 +1,6 @@
-"""Compare the replicas of a model during training, and stop or heal when they differ."""
+"""Compare the replicas of a model during training; when they differ, stop, or copy the values of the majority to the
+others.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class ReplicaMismatchError(DrivetrainError, RuntimeError):
     """Ranks that should hold the same parameters, buffers or optimizer state hold different values.
 
     Attributes:
-        resume_from: the checkpoint from which the Trainer resumes the fit; ``None``: the fit ends.
+        resume_from: the checkpoint from which the Trainer resumes the fit after this error; ``None``: the fit ends.
     """
 
     resume_from: str | None = None
@@ -39,20 +41,22 @@ class ReplicaMismatchError(DrivetrainError, RuntimeError):
 class ReplicaCheck(Callback):
     """Compares the parameters, the buffers and the optimizer state of all replicas of the model, bit by bit.
 
-    Each rank computes 64-bit fingerprints of its tensors, and the ranks exchange them as one tensor: when training
-    starts and ends, after its first optimizer step, every ``every_n_steps`` steps, and before each checkpoint. So no
-    checkpoint holds a state that was not compared. See docs/replicas.md for what is compared, and what is not.
+    Each rank computes a 64-bit fingerprint of each of its tensors, and the ranks exchange the fingerprints as one
+    tensor: when training starts and ends, after its first optimizer step, every ``every_n_steps`` steps, and before
+    each checkpoint. So the state in every checkpoint was compared. See docs/replicas.md for what is compared, and what
+    is not.
 
     Args:
         every_n_steps: compare after every n optimizer steps; ``Trainer(replica_check_every=n)`` does the same.
-        on_mismatch: "stop" raises an error on all ranks; "heal" copies the values that more than half of the replicas
-            hold to the others, logs a warning and continues. If there are no such values, the fit resumes from its
-            newest checkpoint; the error is raised if there is none, or if the replicas differ again at the same step.
+        on_mismatch: "stop" raises an error on all ranks; "heal" copies the values of the majority, which more than half
+            of the replicas have, to the other replicas, logs a warning and continues. Without a majority, the fit
+            resumes from its newest checkpoint. The error is raised if there is no checkpoint, or if the replicas differ
+            again at the same step.
         ignore: names of parameters and buffers that may differ between ranks, with wildcards: ``["codebook.*"]``.
 
     Raises:
-        ConfigurationError: an argument has a wrong value, or the strategy's ranks do not hold equal values.
-        ReplicaMismatchError: during training, on all ranks.
+        ConfigurationError: an argument has a wrong value, or the strategy does not keep the ranks' values equal.
+        ReplicaMismatchError: during training, the replicas differ and are not healed; raised on all ranks.
     """
 
     needs_every_rank = True
@@ -65,14 +69,15 @@ class ReplicaCheck(Callback):
         check_count("ReplicaCheck", "every_n_steps", every_n_steps, lowest=1)
         check_choice("ReplicaCheck", "on_mismatch", on_mismatch, ["stop", "heal"])
         self.every_n_steps, self.on_mismatch, self.ignore = every_n_steps, on_mismatch, tuple(ignore)
-        self._resumed_at_step = -1  # where the replicas differed when the fit was resumed last
+        self._resumed_at_step = -1  # the step at which the replicas differed when the fit was last resumed
         self._begin()
 
     def _begin(self) -> None:
         self._groups: list[Ranks] = []  # groups of ranks that hold the same values of some tensors
         self._own: set[str] = set()  # buffers that each rank fills from its own batches
         self._buffers: dict[str, int] = {}  # fingerprints of the other buffers at the last comparison
-        self._agreed: set[str] = set()  # names of these buffers that have changed and were then equal on all ranks
+        # names of buffers in _buffers that have changed and were equal on all ranks afterwards
+        self._agreed: set[str] = set()
         self._next_step, self._equal_at_step = 0, -1
         self._failure = ""
 
@@ -95,7 +100,7 @@ class ReplicaCheck(Callback):
         strategy = trainer.strategy
         groups = {ranks_with_copies(strategy, parameter) for parameter in pl_module.parameters()}
         if groups := {ranks for ranks in groups if len(ranks) > 1}:
-            groups.add(tuple(strategy.data.ranks))  # the ranks that hold the same buffers
+            groups.add(tuple(strategy.data.ranks))  # the ranks that should have the same buffers
         self._groups = sorted({ranks for theirs in strategy.world.gather_objects(groups) for ranks in theirs})
         self.idle_hooks = frozenset() if self._groups else frozenset({"on_train_batch_end", "on_train_end"})
         if not self._groups:
@@ -109,7 +114,8 @@ class ReplicaCheck(Callback):
                 before_save=lambda: self._before_save(trainer), state_alone=lambda: self._state_alone(trainer)
             )
         )
-        # After the first step, buffers that change alike on all ranks can be told from those that differ.
+        # Compare after the first step already: it shows which buffers change in the same way on all ranks, and which do
+        # not.
         self._next_step = trainer.global_step + 1
         self._check(trainer)
 
@@ -124,13 +130,13 @@ class ReplicaCheck(Callback):
     def _before_save(self, trainer: Trainer) -> None:
         if self._failure:
             raise ReplicaMismatchError(f"Nothing is saved, because the replicas differ. {self._failure}")
-        # After an exception, each rank saves alone: another one may be dead.
+        # The world has size 1 after an exception, when each rank saves alone, because another rank may be dead.
         if trainer.strategy.world.size > 1:
             self._check(trainer)
 
     def _state_alone(self, trainer: Trainer) -> list[int]:
-        """Return fingerprints of tensors that should be equal on all ranks, without communication. Shards and buffers
-        are left out: some buffers may have begun to differ since the last comparison.
+        """Return fingerprints of this rank's tensors that should be equal on all ranks, without communication. Shards
+        are left out, and so are buffers, because some may have begun to differ since the last comparison.
         """
         if tuple(range(trainer.world_size)) not in self._groups:
             return []
@@ -144,10 +150,10 @@ class ReplicaCheck(Callback):
     # ---- one comparison ------------------------------------------------------------------------------------------
 
     def _check(self, trainer: Trainer, heals: bool = True) -> None:
-        """Compare the replicas once; the host waits for the device once.
+        """Compare the replicas; the host waits for the device only once.
 
         Raises:
-            ReplicaMismatchError: they differ, and were not healed.
+            ReplicaMismatchError: the replicas differ, and were not healed.
         """
         world = trainer.strategy.world
         prints = self._prints(trainer)
@@ -167,7 +173,7 @@ class ReplicaCheck(Callback):
         self._buffers, self._equal_at_step = now, trainer.global_step
 
     def _prints(self, trainer: Trainer) -> dict[Ranks, _Prints]:
-        """Return this rank's fingerprints, grouped by the ranks that should have equal ones."""
+        """Return this rank's fingerprints, grouped by the ranks that should have equal fingerprints."""
         buffers = {id(buffer) for buffer in trainer.lightning_module.buffers()}
         found: dict[Ranks, _Prints] = {}
         for name, tensor in self._compared(trainer):
@@ -184,8 +190,9 @@ class ReplicaCheck(Callback):
                 yield name, tensor
 
     def _details(self, prints: _Prints) -> dict[str, tuple[int, bool]]:
-        """Return by name the fingerprint, and whether the tensor may be a buffer that each rank fills from its own
-        batches: it has changed here since the last comparison, and its changes were never equal on all ranks.
+        """Return, for each tensor's name, its fingerprint, and whether it may be a buffer that each rank fills from its
+        own batches. It may be one if it has changed on this rank since the last comparison, and if its changes were
+        never equal on all ranks.
         """
         own = {name for name in prints.buffers if name not in self._agreed}
         return {
@@ -194,7 +201,9 @@ class ReplicaCheck(Callback):
         }
 
     def _resolve(self, trainer: Trainer, prints: Mapping[Ranks, _Prints], differ: list[Ranks], heals: bool) -> None:
-        """Find out which tensors differ, and exclude, heal or report them; every rank decides the same."""
+        """Find out which tensors differ, and leave each out of later comparisons, heal it or report it; every rank
+        decides the same.
+        """
         world = trainer.strategy.world
         own = {ranks: self._details(prints[ranks]) for ranks in differ if ranks in prints}
         place = f"{platform.node()}, {trainer.strategy.root_device}"
@@ -250,10 +259,10 @@ class ReplicaCheck(Callback):
 
 @dataclass
 class _Prints:
-    """This rank's copies of tensors that a group of ranks has in common, with their fingerprints.
+    """This rank's copies of the tensors that should be equal on a group of ranks, with their fingerprints.
 
     Attributes:
-        tensors: the tensors by name; all buffers are adjacent.
+        tensors: the tensors by name; the buffers among them follow each other without a gap.
         buffers: the names of the buffers among them.
     """
 
@@ -275,7 +284,9 @@ class _Prints:
 
 @dataclass(frozen=True)
 class _Difference:
-    """A tensor that differs between ``ranks``; ``values``: its fingerprint on each, ``None`` where a rank lacks it."""
+    """A tensor that differs between ``ranks``; ``values`` has each rank's fingerprint, or ``None`` if it lacks the
+    tensor.
+    """
 
     name: str
     ranks: Ranks
@@ -283,12 +294,12 @@ class _Difference:
 
     @property
     def owner(self) -> str:
-        """The name of the parameter or the buffer."""
+        """The name of the parameter or the buffer to which the tensor belongs."""
         return self.name.split(" of ")[-1].split(" in ")[0]
 
     @cached_property
     def right(self) -> Ranks:
-        """The ranks that have the value of more than half of all; empty if there is no such value."""
+        """The ranks with the value that more than half of all ranks have; empty if there is no such value."""
         everyones = list(self.values.values())
         common = max(set(everyones), key=everyones.count)
         has_most = common is not None and 2 * everyones.count(common) > len(everyones)
@@ -296,17 +307,19 @@ class _Difference:
 
     @property
     def curable(self) -> bool:
-        """Whether there is a value to copy, and each rank has the tensor."""
+        """Whether more than half of the ranks have the same value, and each rank has the tensor."""
         return bool(self.right) and None not in self.values.values()
 
     @property
     def wrong(self) -> Ranks:
-        """The other ranks; without a majority, all."""
+        """The ranks that are not in :attr:`right`; all ranks if there is no majority."""
         return tuple(rank for rank in self.ranks if rank not in self.right)
 
     @torch.no_grad()
     def heal(self, world: Any, prints: Mapping[Ranks, _Prints]) -> None:
-        """Copy the tensor of a right rank to the wrong ones; every rank of ``world`` calls it."""
+        """Copy the tensor of one rank in :attr:`right` to the ranks in :attr:`wrong`; every rank of ``world`` must call
+        this method.
+        """
         mine = prints[self.ranks].tensors[self.name] if world.rank in self.ranks else None
         source = self.right[0]
         value = world.broadcast(None if mine is None or world.rank != source else local_shard(mine).cpu(), source)
@@ -315,7 +328,9 @@ class _Difference:
 
 
 def _why_not_healed(wrong: Sequence[_Difference], tried: bool) -> str:
-    """Return why the values of most replicas do not heal the others; ``tried``: they were copied just before."""
+    """Return why the values of the majority could not be copied to the other replicas; ``tried``: whether they were
+    copied just before.
+    """
     if tried:
         return " The values of most replicas were copied to the others, which then differed again."
     if all(each.right for each in wrong):
@@ -326,7 +341,7 @@ def _why_not_healed(wrong: Sequence[_Difference], tried: bool) -> str:
 
 
 def _text(wrong: Sequence[_Difference], places: Sequence[str]) -> str:
-    """Return which ranks differ, and in which tensors."""
+    """Return sentences that say which ranks differ in which tensors."""
     names: dict[tuple[Ranks, Ranks], list[str]] = {}
     for each in wrong:
         names.setdefault((each.wrong, each.right), []).append(each.name)

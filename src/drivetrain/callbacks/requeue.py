@@ -1,4 +1,4 @@
-"""Save and requeue the job when the cluster announces that its time is over."""
+"""Save a checkpoint and requeue the job when the cluster signals that the job's time is nearly over."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from drivetrain.trainer.telling import tell
 
 
 class Requeue(Callback):
-    """On the cluster's signal in a fit: save a checkpoint, requeue the job, end the run.
+    """When the cluster's signal arrives in a fit, saves a checkpoint, requeues the job and ends the run.
 
-    The Trainer adds it if the cluster environment requeues: ``SLURMEnvironment(auto_requeue=True)``. The handler of the
-    signal only stores a request. After the training or validation batch on which all ranks agree (see
-    :mod:`drivetrain.loops.stop`), ``hpc_ckpt_<n>.ckpt`` is written to ``default_root_dir``, and rank 0 requeues the
-    job. The restarted job resumes from its own file with the highest number, in the fit that wrote it. A signal during
-    the set-up takes effect at the first training batch.
+    The Trainer adds the callback if the cluster environment requeues jobs: ``SLURMEnvironment(auto_requeue=True)``. The
+    signal's handler only records that the signal has arrived. After the training or validation batch on which all ranks
+    agree (see :mod:`drivetrain.loops.stop`), ``hpc_ckpt_<n>.ckpt`` is written to ``default_root_dir``, and rank 0
+    requeues the job. The restarted job resumes, in the fit that was interrupted, from the file with the highest number
+    among those that this job wrote. A signal during the set-up takes effect at the first training batch.
 
     Args:
-        environment: provides this process's rank, and requeues the job.
+        environment: the cluster environment, which requeues the job.
     """
 
     position = "last"  # run last, so that the checkpoint is complete
 
-    _fits = 0  # number of fits begun in this process: a program may have several fits, and a file belongs to one fit
+    _fits = 0  # how many fits this process has begun; it tells which fit of the program wrote a file
 
     def __init__(self, environment: ClusterEnvironment) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Requeue(Callback):
         self._saves = True
         try:
             path = self._next_path(trainer)
-            while not save_new(trainer, path):  # another job has used the number meanwhile
+            while not save_new(trainer, path):  # another job has written a file with this number in the meantime
                 path = self._next_path(trainer)
             wait_for(trainer.strategy.checkpoint_io, path)
         finally:
@@ -105,12 +105,12 @@ class Requeue(Callback):
             checkpoint["requeue"] = {"job": self.environment.requeue_id(), "fit": Requeue._fits}
 
     def own_checkpoint(self, trainer: Trainer) -> str | None:
-        """Return the checkpoint that this fit wrote when the job was requeued."""
+        """Return the checkpoint that this fit wrote before the job was requeued; ``None`` if there is none."""
         if self.environment.restart_count() <= 0:
             return None
         files = numbered(trainer.default_root_dir, trainer.strategy.checkpoint_io)
         wanted = {"job": self.environment.requeue_id(), "fit": Requeue._fits + 1}
-        for number in sorted(files, reverse=True):  # files of other jobs may be among them
+        for number in sorted(files, reverse=True):  # some files may be those of other jobs
             checkpoint = trainer.strategy.load_checkpoint(files[number])
             if isinstance(checkpoint, Mapping) and checkpoint.get("requeue") == wanted:
                 return files[number]

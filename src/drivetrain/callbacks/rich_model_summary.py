@@ -13,7 +13,8 @@ from drivetrain.errors import check_installed
 class RichModelSummary(ModelSummary):
     """Prints the model's children, parameter counts and modes as a table when ``fit`` starts.
 
-    With an ``example_input_array`` also sizes and operations, as :class:`~drivetrain.callbacks.ModelSummary` does.
+    If the module has an ``example_input_array``, the table also shows shapes and operations, as that of
+    :class:`~drivetrain.callbacks.ModelSummary`.
 
     Args:
         max_depth: levels of submodules to list: 1 for the children, -1 for all, 0 for the totals alone.
@@ -29,7 +30,7 @@ class RichModelSummary(ModelSummary):
         self._table_kwargs = table_kwargs
 
     def show(self, summary: Summary) -> None:
-        """Print ``summary`` on rich's console; a subclass's ``summarize`` is called instead."""
+        """Print ``summary`` on rich's console. If a subclass overrides ``summarize``, that method is called instead."""
         if overrides(self, "summarize", ModelSummary):
             self.summarize(**summary.as_arguments(), **self._table_kwargs)
             return
@@ -39,7 +40,7 @@ class RichModelSummary(ModelSummary):
             table = rich_table.Table(**{"header_style": "bold", **self._table_kwargs})
             for title in summary.header:
                 table.add_column(title, justify="right" if title == "Params" else "left")
-            for row in summary.rows:  # as Text, because a name may contain brackets
+            for row in summary.rows:  # Text, because rich would read brackets in a name as markup
                 table.add_row(*(rich_text.Text(cell) for cell in row.cells()))
             console.print(table)
         totals = rich_table.Table.grid(padding=(0, 2))

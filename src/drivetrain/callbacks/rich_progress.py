@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RichProgressBarTheme:
-    """Styles of rich for the parts of a :class:`RichProgressBar`; an empty one is rich's own.
+    """Styles of rich for the parts of a :class:`RichProgressBar`; "" means rich's default style.
 
     Attributes:
         description: style of the stage's name.
@@ -46,13 +46,13 @@ class RichProgressBarTheme:
 
 
 class RichProgressBar(ProgressBar):
-    """One bar for the epoch, and one below it for a running evaluation.
+    """Shows a bar for the epoch, and one below it for a running evaluation.
 
     Args:
         refresh_rate: the minimum number of batches between two updates; 0 turns the bar off.
-        leave: keep each finished epoch's bar, and each evaluation's.
+        leave: keep the bar of each finished epoch and each finished evaluation.
         theme: styles of the bar's parts.
-        console_kwargs: arguments for a new ``rich.console.Console``; by default it draws on rich's global one.
+        console_kwargs: arguments for a new ``rich.console.Console``; without them, rich's global console is used.
 
     Raises:
         ConfigurationError: the package rich is not installed, or ``refresh_rate`` is negative.
@@ -70,7 +70,8 @@ class RichProgressBar(ProgressBar):
         self.theme = RichProgressBarTheme() if theme is None else theme
         self._console_kwargs = console_kwargs
         self._progress: _rich_layout.FittingProgress | None = None
-        # key: whether the stage is training; value: the current bar and its text, "" after an evaluation
+        # the key says whether the stage is training; the value is the current bar and its text, which is "" after an
+        # evaluation
         self._tasks: dict[bool, tuple[TaskID, str]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -85,7 +86,7 @@ class RichProgressBar(ProgressBar):
         return self._progress
 
     def draw(self, snapshot: Snapshot) -> None:
-        """Update the bar of this stage, which is created on first use."""
+        """Update the bar of the snapshot's stage; the bar is created on first use."""
         if self._progress is None:
             self._progress = self._open()
         progress, training = self._progress, snapshot.is_training
@@ -117,7 +118,7 @@ class RichProgressBar(ProgressBar):
             progress.update(task, visible=self.leave or not snapshot.transient)
 
     def close(self) -> None:
-        """Leave the last state on the screen and release the terminal."""
+        """Stop rich's display; the last state of the bars stays on the screen."""
         progress, self._progress = self._progress, None
         self._tasks = {}
         if progress is not None:
@@ -131,7 +132,7 @@ class RichProgressBar(ProgressBar):
         theme = self.theme
         styles = {"count": theme.batch_progress, "rate": theme.processing_speed, "left": theme.time}
         styles["metrics"] = theme.metrics
-        texts = {  # markup=False: a metric may be called "loss[0]"
+        texts = {  # markup=False, because a metric may be called "loss[0]"
             name: rich_progress.TextColumn(f"{{task.fields[{name}]}}", markup=False, style=style or "none")
             for name, style in styles.items()
         }
@@ -152,7 +153,7 @@ class RichProgressBar(ProgressBar):
 
     @property
     def train_progress_bar_id(self) -> TaskID | None:
-        """The id of the epochs' bar in :attr:`progress`; ``None`` if there is none."""
+        """The id of the bar for epochs in :attr:`progress`; ``None`` if there is none."""
         return self._task_id(True)
 
     @property
@@ -184,12 +185,12 @@ class RichProgressBar(ProgressBar):
         return next((task for task in tasks if task.id == task_id), None)
 
     def _open(self) -> _rich_layout.FittingProgress:
-        trainer: Any = None if self._trainer is None else self._trainer()  # None: draw() is called outside a run
+        trainer: Any = None if self._trainer is None else self._trainer()  # None if draw() is called outside a run
         progress = _rich_layout.FittingProgress(
             *self.configure_columns(trainer),
             delimiter=self.theme.metrics_text_delimiter,
             console=None if self._console_kwargs is None else rich_console.Console(**self._console_kwargs),
-            auto_refresh=False,  # otherwise rich would start its own thread
+            auto_refresh=False,  # with auto_refresh, rich would start a thread of its own
         )
         progress.start()
         return progress

@@ -1,4 +1,4 @@
-"""Stop at a spike of the loss, and record the batches to leave out."""
+"""Stop training at a spike of the loss, and record the batches that may have caused it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TrainingSpikeException(DrivetrainError, RuntimeError):
     """The loss of a batch was a spike.
 
     Attributes:
-        batch_idx: the batch, counted in its epoch.
+        batch_idx: the index of the batch in its epoch.
     """
 
     def __init__(self, batch_idx: int, *args: Any) -> None:
@@ -32,10 +32,10 @@ class TrainingSpikeException(DrivetrainError, RuntimeError):
 
 
 class LossWatch:
-    """Detects a spike from the previous losses, and records the batches to leave out.
+    """Detects a spike by comparison with the previous losses, and records the batches to leave out of a later run.
 
     Args:
-        arguments: as for :class:`SpikeDetection`.
+        arguments: those of :class:`SpikeDetection`.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class LossWatch:
         return far and (self.rtol is None or difference >= abs(self.rtol * self._mean()))
 
     def add(self, value: float) -> None:
-        """Add a loss to the mean; ignore one that is not finite."""
+        """Add a loss to the mean; a loss that is not finite is ignored."""
         if math.isfinite(value):
             self._losses.append(value)
             self.last_val = value
 
     def exclude(self, batch_idx: int, place: str | Path, writes: bool) -> str:
-        """Record this batch and the one before it.
+        """Record this batch and the previous one as batches to leave out.
 
         Args:
-            batch_idx: the batch of the spike.
+            batch_idx: the index of the batch with the spike.
             place: the file for the batches to leave out, or its folder.
             writes: whether this rank writes the file.
 
@@ -135,18 +135,19 @@ class LossWatch:
 
 
 class SpikeDetection(LossWatch, Callback):
-    """Stops training when any rank's loss has a spike, and records the batches to leave out.
+    """Stops training when the loss of any rank has a spike, and records the batches to leave out of a later run.
 
-    A loss is a spike if it is worse than the one before, and differs from the mean of the last ``window`` losses by at
-    least ``atol`` and by at least ``rtol`` times that mean. The indices of the batch and of the one before it, either
-    of which may have caused the spike, are added to a JSON list. The run ends with a :class:`TrainingSpikeException`.
-    The optimizer has already stepped: resume from an earlier checkpoint. Checking a batch waits for the device.
+    A loss is a spike if it is worse than the previous loss, and differs from the mean of the last ``window`` losses by
+    at least ``atol`` and by at least ``rtol`` times that mean. Either this batch or the previous one may have caused
+    the spike, so the indices of both are written to a JSON file, as a list. The run ends with a
+    :class:`TrainingSpikeException`. At that time the optimizer has already stepped, so resume from an earlier
+    checkpoint. Checking a batch waits for the device.
 
     Args:
-        mode: "min": larger is worse; "max": smaller is worse.
+        mode: "min": a larger loss is worse; "max": a smaller one is.
         window: the number of losses in the mean.
         warmup: the number of first batches that are never a spike.
-        atol, rtol: the smallest differences of a spike; ``None``: any difference.
+        atol, rtol: the smallest absolute and relative difference of a spike; ``None``: any difference.
         exclude_batches_path: the file, or the folder for ``skip_batches.json``; ``None``: the Trainer's
             ``default_root_dir``.
         finite_only: treat a non-finite loss as a spike too; otherwise a non-finite loss is ignored.

@@ -29,20 +29,21 @@ _OWNER = "StochasticWeightAveraging"
 
 
 class StochasticWeightAveraging(WeightAveraging):
-    """Averages the weights of the last epochs, which train with learning rates that become constant.
+    """Averages the weights of the last epochs, in which the learning rates go to constant values.
 
     From the epoch ``swa_epoch_start`` on, a ``torch.optim.swa_utils.SWALR`` replaces the schedulers, and the weights at
-    the end of each epoch are added to the average. At the end of training, the module gets the average. If it has batch
-    norm layers, their statistics are computed for the average in another pass over the training data: ``training_step``
-    is called without gradients, and its logged values are discarded.
+    the end of each epoch are added to the average. At the end of training, the module gets the average. If the module
+    has batch norm layers, another pass over the training data computes their statistics for the averaged weights:
+    ``training_step`` is called without gradients, and its logged values are discarded.
 
-    Validation runs with the trained weights. Checkpoints contain the same entries as those of :class:`WeightAveraging`.
-    A resumed run computes the statistics of batch norm at its end.
+    Validation runs with the trained weights, not with the average. Checkpoints have the same entries as with
+    :class:`WeightAveraging`. A resumed run, too, computes the statistics of batch norm at its end.
 
     Args:
         swa_lrs: the constant learning rate, or one for each parameter group.
-        swa_epoch_start: the first epoch, counted from 0, in the average; a float is a fraction of ``max_epochs``.
-        annealing_epochs: the number of epochs until the learning rates are ``swa_lrs``.
+        swa_epoch_start: the first epoch, counted from 0, whose weights are averaged; a float is a fraction of
+            ``max_epochs``.
+        annealing_epochs: the number of epochs in which the learning rates change to ``swa_lrs``.
         annealing_strategy: "cos" (cosine) or "linear".
         avg_fn: ``avg_fn(average, value, n_averaged)`` returns the new average of one tensor; ``None``: the mean.
         device: the device of the average; ``None``: the parameters' device.
@@ -91,7 +92,7 @@ class StochasticWeightAveraging(WeightAveraging):
             self.began = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the run, and continue the schedule of the checkpoint."""
+        """Check the module and the optimizer, and continue the schedule of the checkpoint if the fit resumes."""
         if not pl_module.automatic_optimization or len(trainer.optimizers) != 1:
             raise ConfigurationError(
                 f"{_OWNER} needs one optimizer and automatic optimization, and {type(pl_module).__name__} has "
@@ -158,7 +159,7 @@ class StochasticWeightAveraging(WeightAveraging):
         if self.n_averaged and layers and not (self._early and endless):
             _compute_statistics(trainer, pl_module, layers)
             if self._early:
-                trainer.optimizers[0].step()  # a step with the gradients of the last window
+                trainer.optimizers[0].step()  # this step uses the gradients of the last accumulated batches
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "began": self.began}
@@ -172,7 +173,9 @@ class StochasticWeightAveraging(WeightAveraging):
 
 
 def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[Any]) -> None:
-    """Compute running means and variances over one pass of the training data, on all ranks together."""
+    """Compute the running means and variances of batch norm in one pass over the training data, on all ranks
+    together.
+    """
     run: Any = trainer.current_run
     loader, strategy = run.loaders.training(), trainer.strategy
     limit = trainer.num_training_batches
@@ -188,7 +191,7 @@ def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[
         module.train()
         for layer in layers:
             layer.reset_running_stats()
-            layer.momentum = None  # None: batch norm computes the mean over all batches
+            layer.momentum = None  # with momentum None, batch norm computes the mean over all batches
         try:
             for batch_idx, given in enumerate(loader):
                 if batch_idx >= limit:

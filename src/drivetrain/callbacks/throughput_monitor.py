@@ -1,4 +1,4 @@
-"""Log samples, batches and operations per second, and the share of the device's peak."""
+"""Log samples, batches and operations per second, and the share of the device's peak that the operations reach."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _TOTALS = ("batches", "samples", "lengths")
 class ThroughputMonitor(Callback):
     """Logs how fast a run is, under ``train/``, ``validate/``, ``test/`` and ``predict/``.
 
-    In training it logs on the steps on which the loggers are written; in an evaluation, at its end. Only at these
-    points does it wait for the device. The time of validations does not count as training. The logged names are those
-    of :class:`Throughput`, as in ``train/device/samples_per_sec``. If the module has ``flops_per_batch``, the
-    operations of one batch on one device, it also logs ``train/device/flops_per_sec`` and ``train/device/mfu``. A
-    resumed run continues the totals of the earlier one.
+    In training it logs whenever the Trainer writes to the loggers, in an evaluation at the evaluation's end. It waits
+    for the device only then. The time of validations does not count as training. The logged names are those of
+    :class:`Throughput`, as in ``train/device/samples_per_sec``. If the module has ``flops_per_batch``, the number of
+    operations of one batch on one device, the callback also logs ``train/device/flops_per_sec`` and
+    ``train/device/mfu``. A resumed run continues the totals of the run that it resumes.
 
     Args:
         batch_size_fn: returns the number of samples in a batch.
         length_fn: returns the number of items, such as tokens, in a batch.
-        available_flops: the peak of one device in operations per second; ``None``: that of a table
-            of common GPUs; for other devices, ``mfu`` is not logged.
+        available_flops: the peak of one device in operations per second; ``None``: the peak from a table of common
+            GPUs; for a device that is not in the table, ``mfu`` is not logged.
         window_size: the number of logged values over which a rate is computed.
         separator: the string between the parts of a name.
 
@@ -59,7 +59,7 @@ class ThroughputMonitor(Callback):
         self._stages: dict[str, Throughput] = {}
         self._totals: dict[str, dict[str, int]] = {}
         self._starts: dict[str, float] = {}
-        self._batches_before: dict[str, int] = {}  # the totals at the last update
+        self._batches_before: dict[str, int] = {}  # for each stage, the number of batches at the last update
         self._earlier_s = 0.0  # the seconds of the runs that this run resumes
         self._paused_at = 0.0
         self._told = False
@@ -176,5 +176,5 @@ class ThroughputMonitor(Callback):
 
 
 def _stage(trainer: Any) -> str:
-    """Return the running stage, as in the logged names."""
+    """Return the name of the running stage, as it is used in the logged names."""
     return trainer.progress.loop_stage.value

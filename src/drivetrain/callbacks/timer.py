@@ -26,10 +26,10 @@ class Timer(Callback):
     Args:
         duration: the maximum training time, including validation: "DD:HH:MM:SS", a timedelta or a dictionary of its
             arguments; ``None`` only measures.
-        interval: when to check: after each "step" (batch) or at the end of each "epoch".
+        interval: when to check the time: "step", after each batch, or "epoch", at the end of each epoch.
         verbose: log a line when the time is over.
 
-    Checkpoints contain the time of earlier runs, so a resumed run has only the remaining time.
+    A checkpoint contains the time that was used until the save, so that a resumed run has only the remaining time.
 
     Raises:
         ConfigurationError: ``duration`` or ``interval`` is invalid.
@@ -68,7 +68,7 @@ class Timer(Callback):
         return self._ends.get(_name(stage))
 
     def time_elapsed(self, stage: str = "train") -> float:
-        """Return the seconds of a stage so far, including the runs that this one resumes.
+        """Return the number of seconds of a stage so far, including those of the runs that this run resumes.
 
         Args:
             stage: "train", "validate", "test" or "predict".
@@ -80,22 +80,22 @@ class Timer(Callback):
         return self._earlier_s[name] + self._ends.get(name, self._clock()) - begin
 
     def time_remaining(self, stage: str = "train") -> float | None:
-        """Return the remaining seconds of the duration; ``None`` without one."""
+        """Return the number of seconds that remain of ``duration``; ``None`` if no duration was given."""
         return None if self.duration_s is None else self.duration_s - self.time_elapsed(stage)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # a new fit has its complete duration, unless a checkpoint contains used time
+        if stage == "fit":  # a new fit starts with no time used; a checkpoint may add time afterwards
             self._asked = False
             self._starts.clear()
             self._ends.clear()
             self._earlier_s = dict.fromkeys(_STAGES, 0.0)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._check(trainer)  # a resumed run may have no time left
+        self._check(trainer)  # a resumed fit may have no time left
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         stage = _name(trainer.progress.loop_stage)
-        if stage in self._ends:  # a second pass of a stage continues to count
+        if stage in self._ends:  # if the stage runs a second time, its time is added
             self._earlier_s[stage] = self.time_elapsed(stage)
             del self._ends[stage]
         self._starts[stage] = self._clock()
@@ -123,7 +123,7 @@ class Timer(Callback):
             self._asked = True
             stopper = trainer.current_run.stopping.stopper if in_epoch and trainer.current_run is not None else None
             if stopper is not None:
-                stopper.ask(TIME_LIMIT)  # the ranks' clocks differ: all stop after the same batch
+                stopper.ask(TIME_LIMIT)  # the ranks' clocks differ, and all ranks must stop after the same batch
             if stopper is None or trainer.world_size == 1:
                 trainer.should_stop = True
             if self.verbose:

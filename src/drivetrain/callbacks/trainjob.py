@@ -1,4 +1,4 @@
-"""Report the progress of a fit to Kubeflow Trainer, in whose TrainJob it runs."""
+"""Report the progress of a fit to Kubeflow Trainer, if the fit runs in a TrainJob."""
 
 from __future__ import annotations
 
@@ -22,33 +22,36 @@ from drivetrain.callbacks._progress_estimate import Rest
 from drivetrain.callbacks._progress_thread import DRAWING
 
 SERVER = "KUBEFLOW_TRAINER_SERVER_URL"
-"""The address for reports. Two more variables name files: one with the certificate authority of the server, one with
-the token, which Kubernetes replaces about every hour.
+"""The environment variable with the address to which reports are sent. Two more variables name files: one file has the
+certificate authority of the server, the other the token, which Kubernetes replaces about once per hour.
 """
 
 _CA_CERT, _TOKEN = "KUBEFLOW_TRAINER_SERVER_CA_CERT", "KUBEFLOW_TRAINER_SERVER_TOKEN"
-_LINE = 1000  # bytes of an answer that are read
+_LINE = 1000  # how many bytes of an answer are read at most
 
 
 class TrainJobStatus(Callback):
-    """Posts percent, remaining time and metrics of a fit to the TrainJob's status; rank 0 alone.
+    """Posts the percentage, the remaining time and the metrics of a fit to the TrainJob's status, from rank 0.
 
-    The Trainer adds the callback if ``KUBEFLOW_TRAINER_SERVER_URL`` is set, which Kubeflow Trainer does since version
-    2.2, with the feature gate ``TrainJobStatus``. A separate thread posts when the training begins, every ``each_s``
-    seconds, and once when it has ended. The metrics are the values logged with ``prog_bar=True``, or else the loss. A
-    failed post does not affect the fit: the first failure is logged, and the next post is tried as usual.
+    The Trainer adds the callback if ``KUBEFLOW_TRAINER_SERVER_URL`` is set, as Kubeflow Trainer does since version 2.2
+    if its feature gate ``TrainJobStatus`` is on. A separate thread posts when the training begins, every ``each_s``
+    seconds, and once when it has ended. The metrics are the values that were logged with ``prog_bar=True``; without
+    any, the loss. A failed post does not affect the fit: the first failure is logged, and the next post is tried as
+    usual.
     """
 
     changes_in_validation = False
 
     each_s: float = 5.0
-    """Seconds between two posts: Kubeflow asks for at least 5."""
+    """The number of seconds between two posts; Kubeflow requires at least 5."""
 
     timeout_s: float = 5.0
-    """How long the server may take to answer."""
+    """The number of seconds that the server may take to answer."""
 
     last_s: float = 1.0
-    """How long the end of a fit waits for the last post at most; after a failed post, it does not wait."""
+    """The largest number of seconds for which the end of a fit waits for the last post; after a failed post, it does
+    not wait.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,17 +73,18 @@ class TrainJobStatus(Callback):
             reporter.finish(self.last_s)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Stop the thread; the last report stays."""
+        """Stop the thread without another post, so the last report stays in the TrainJob's status."""
         reporter, self._reporter = self._reporter, None
         if reporter is not None:
             reporter.stopped.set()
 
 
 class _Reporter(threading.Thread):
-    """Posts until it is stopped."""
+    """The thread that posts until it is stopped."""
 
     def __init__(self, trainer: Trainer, each_s: float, timeout_s: float) -> None:
-        super().__init__(name="drivetrain-trainjob", daemon=True)  # a server that hangs must not hold the program
+        # a daemon, so that the program can end while a server does not answer
+        super().__init__(name="drivetrain-trainjob", daemon=True)
         self.stopped = threading.Event()
         self._trainer, self._rest = trainer, Rest(trainer)
         self._each_s, self._timeout_s = each_s, timeout_s
@@ -95,7 +99,7 @@ class _Reporter(threading.Thread):
             self._report()
 
     def finish(self, wait_s: float) -> None:
-        """End the thread with a last post; wait at most ``wait_s`` seconds for it."""
+        """Let the thread send a last post and end; wait at most ``wait_s`` seconds for it."""
         self._completed = True
         self.stopped.set()
         self.join(0 if self._failed else wait_s)
@@ -103,17 +107,19 @@ class _Reporter(threading.Thread):
     def _report(self) -> None:
         try:
             self._post(json.dumps({"trainerStatus": self._status()}).encode())
-        except Exception as error:  # whatever happens here must not end the fit
+        except Exception as error:  # no exception in this thread may end the fit
             if not self._failed:
                 self._failed = True
-                with DRAWING:  # so that the line does not break a bar
+                with DRAWING:  # printed so that the line does not damage a progress bar
                     any_rank_info(
                         f"A progress report to Kubeflow Trainer has failed: {error or type(error).__name__}. "
                         "Training continues, and so do the reports; further failures are not logged."
                     )
 
     def _status(self) -> dict[str, Any]:
-        """Return the status in the form of TrainJob's ``status.trainerStatus``; what is unknown is left out."""
+        """Return the status in the form of TrainJob's ``status.trainerStatus``, without the entries that are
+        unknown.
+        """
         progress, metrics = self._trainer.progress, {**self._trainer.logbook.bar_metrics}
         if not metrics:
             progress.want_loss()
@@ -127,7 +133,8 @@ class _Reporter(threading.Thread):
         if self._completed:
             return {"progressPercentage": 100, "estimatedRemainingSeconds": 0, **status}
         if left < math.inf and done + left > 0:
-            status["progressPercentage"] = min(int(100 * done / (done + left)), 99)  # 100 is a finished fit
+            # 100 would mean that the fit is finished
+            status["progressPercentage"] = min(int(100 * done / (done + left)), 99)
         if left_s is not None and math.isfinite(left_s):
             status["estimatedRemainingSeconds"] = round(left_s)
         return status
@@ -136,20 +143,21 @@ class _Reporter(threading.Thread):
         """Send ``body``.
 
         Raises:
-            Exception: it was not sent, or the server has not accepted it.
+            Exception: the post was not sent, or the server has not accepted it.
         """
         url = urlsplit(os.environ[SERVER])
-        if url.scheme != "https" or not url.hostname:  # the token must not leave without encryption
+        if url.scheme != "https" or not url.hostname:  # the token must not be sent without encryption
             raise ValueError(f"{SERVER}={os.environ[SERVER]!r} is not an https:// address")
         if _TOKEN not in os.environ:
             raise ValueError(f"{_TOKEN} is not set")
         token = Path(os.environ[_TOKEN]).read_text().strip()
-        if not token.isascii() or not token.isprintable():  # otherwise http.client raises an error that shows it
+        if not token.isascii() or not token.isprintable():  # http.client would raise an error that shows the token
             raise ValueError(f"the file {os.environ[_TOKEN]}, which {_TOKEN} names, holds no token")
         context = ssl.create_default_context(cafile=os.environ.get(_CA_CERT))
-        port = url.port or http.client.HTTPS_PORT  # without a port, http.client searches an IPv6 address for one
+        # without a given port, http.client takes the last part of an IPv6 address for the port
+        port = url.port or http.client.HTTPS_PORT
         connection = http.client.HTTPSConnection(url.hostname, port, timeout=self._timeout_s, context=context)
-        try:  # unlike urllib.request, it follows no redirection, which could send the token elsewhere
+        try:  # unlike urllib.request, http.client follows no redirection, which could send the token to another server
             head = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             connection.request("POST", url.path, body, head)
             status = _status_of(connection.sock, self._timeout_s)
@@ -160,10 +168,10 @@ class _Reporter(threading.Thread):
 
 
 def _status_of(connection: socket.socket, timeout_s: float) -> int:
-    """Return the status in an answer's first line; the rest of the answer may be endless, and is not read.
+    """Return the HTTP status in the first line of an answer. The rest is not read, because it may have any length.
 
     Raises:
-        OSError: the line has not come in time, or is not HTTP.
+        OSError: the line has not arrived in time, or is not a status line of HTTP.
     """
     deadline, line = time.monotonic() + timeout_s, b""
     while b"\n" not in line and len(line) < _LINE:

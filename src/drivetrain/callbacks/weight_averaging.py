@@ -1,4 +1,6 @@
-"""Averages of the weights: kept beside the module, used for validation, and set in the module after training."""
+"""Callbacks that average a module's weights: the average is used for validation, and the module gets it after
+training.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ class WeightAveraging(KeepsWeights):
     """Keeps an average of the module's weights, updated after optimizer steps or epochs.
 
     Validation inside a fit runs with the average, and the module gets it at the end of training. Before the first
-    update, validation runs with the trained weights. By default all updates have equal weight.
+    update, validation runs with the trained weights. By default, the average is the mean over all updates.
 
     A checkpoint contains both: the trained weights in "state_dict", the average in "averaged_state_dict", under the
     same names. A fit that resumes restores both; ``trainer.validate``, ``test`` and ``predict`` with a ``ckpt_path``
@@ -34,7 +36,7 @@ class WeightAveraging(KeepsWeights):
 
         model.load_state_dict(torch.load(path, weights_only=True)["averaged_state_dict"])
 
-    If parameters are sharded, each rank averages its own shards, without communication.
+    With sharded parameters, each rank averages its own shards, without communication.
 
     Args:
         device: the device of the average; ``None``: the parameters' device.
@@ -45,7 +47,7 @@ class WeightAveraging(KeepsWeights):
             a list have the same device and dtype. ``torch.optim.swa_utils`` has functions of both kinds.
 
     Raises:
-        ConfigurationError: both functions were passed.
+        ConfigurationError: both ``avg_fn`` and ``multi_avg_fn`` were passed.
     """
 
     needs_every_rank = True
@@ -76,7 +78,7 @@ class WeightAveraging(KeepsWeights):
         self.n_averaged = 0
         self.steps_done = 0  # number of optimizer steps at the last update
         self.epochs_done = 0
-        # pairs of an average and a tensor of the module, both on this rank
+        # pairs of an averaged tensor and the module's tensor; with shards, of this rank's parts
         self._pairs: list[tuple[Tensor, Tensor]] = []
         self._groups: list[tuple[list[Tensor], list[Tensor]]] = []
         self._in_module = False  # whether the module holds the average, and ``_pairs`` the trained weights
@@ -84,7 +86,7 @@ class WeightAveraging(KeepsWeights):
         self._loaded: Mapping[str, Any] | None = None
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        """Return whether to update the average now. Override it to choose other times.
+        """Return whether to update the average now. Override this method to choose other times.
 
         Args:
             step_idx: the last optimizer step, counted from 0; ``None`` at the end of an epoch.
@@ -99,7 +101,7 @@ class WeightAveraging(KeepsWeights):
             self._begin()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the average, or continue the average of the checkpoint."""
+        """Start an average, or continue that of the checkpoint if the fit resumes."""
         averaging = [type(each).__name__ for each in trainer.callbacks if isinstance(each, WeightAveraging)]
         if len(averaging) > 1:
             raise ConfigurationError(
@@ -117,13 +119,14 @@ class WeightAveraging(KeepsWeights):
         ])  # fmt: skip
         self._sharded = any(local_shard(each) is not each for each in pl_module.parameters())
         if self._loaded is not None:
-            # Buffers that are not averaged keep their trained values.
+            # Loading the average below also changes buffers that are not averaged, so their trained values are kept and
+            # set again.
             averaged = {id(each) for each in _averaged_buffers(pl_module)} if self._use_buffers else set()
             others = [each for each in pl_module.buffers() if id(each) not in averaged]
             trained = [buffer.clone() for buffer in others]
             trainer.strategy.load_model_state_dict({"state_dict": self._loaded}, strict=is_strict(pl_module))
             self._exchange()
-            self._in_module = False  # the average was loaded through the module and swapped out again
+            self._in_module = False  # the average was loaded into the module and then swapped with the trained weights
             for buffer, value in zip(others, trained, strict=True):
                 buffer.data.copy_(value)
             self._loaded = None
@@ -151,7 +154,7 @@ class WeightAveraging(KeepsWeights):
             self._exchange()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the module to the average."""
+        """Copy the average into the module."""
         if self.n_averaged and not self._in_module:
             self._exchange()
             rank_zero_info(
@@ -177,8 +180,8 @@ class WeightAveraging(KeepsWeights):
         self._pairs, self._groups = pairs, list(groups.values())
 
     def _find_shards(self) -> None:
-        """Find the module's shards again: with older torch (2.9), FSDP's first forward pass moves shards that it pads
-        to an equal size.
+        """Find the module's shards again, because in torch 2.9 the first forward pass of FSDP moves shards that FSDP
+        pads to an equal size.
         """
         if self._sharded:
             own = _local_tensors(self.pl_module, self._use_buffers)
@@ -246,7 +249,7 @@ class WeightAveraging(KeepsWeights):
     def load_weights(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any], fitting: bool
     ) -> None:
-        """Load the average: a fit continues it, any other run evaluates it."""
+        """Load the average. A fit continues it; an evaluation loads it into the module."""
         if "current_model_state" in checkpoint:  # Lightning's layout: "state_dict" contains the average
             checkpoint[AVERAGED] = checkpoint["state_dict"]
             checkpoint["state_dict"] = checkpoint.pop("current_model_state")
@@ -271,9 +274,10 @@ class EMAWeightAveraging(WeightAveraging):
     Args:
         device: as in :class:`WeightAveraging`.
         use_buffers: as in :class:`WeightAveraging`.
-        decay: the fraction of the average that an update keeps, from 0 to 1.
+        decay: the weight of the old average in an update, from 0 to 1.
         update_every_n_steps: update after every n-th optimizer step; 0: never.
-        update_starting_at_step: the first optimizer step, counted from 0, that may update; ``None``: 0.
+        update_starting_at_step: the first optimizer step, counted from 0, after which the average may be updated;
+            ``None``: 0.
         update_starting_at_epoch: from this epoch on, also update at the end of an epoch; ``None``: never.
 
     Raises:
@@ -310,14 +314,16 @@ class EMAWeightAveraging(WeightAveraging):
 
 
 def _equal_weights(averages: list[Tensor], values: list[Tensor], n_averaged: Tensor) -> None:
-    """Add ``values`` to averages with equal weights for all updates; torch's own function divides in float32."""
+    """Update ``averages`` to the mean over all updates. torch has such a function, but it divides in float32."""
     differences = torch_private.foreach_sub(values, averages)
     torch_private.foreach_div_(differences, int(n_averaged) + 1)
     torch_private.foreach_add_(averages, differences)
 
 
 def _local_tensors(module: torch.nn.Module, buffers: bool) -> Iterator[Tensor]:
-    """Yield this rank's part of each parameter and of each floating-point buffer; a tied tensor is yielded once."""
+    """Yield this rank's part of each parameter and, if asked for, of each floating-point buffer; a tensor with two
+    names is yielded once.
+    """
     for parameter in module.parameters():
         yield local_shard(parameter.data)
     for buffer in _averaged_buffers(module) if buffers else ():
@@ -325,7 +331,7 @@ def _local_tensors(module: torch.nn.Module, buffers: bool) -> Iterator[Tensor]:
 
 
 def _averaged_buffers(module: torch.nn.Module) -> list[Tensor]:
-    """Return the buffers that can be averaged; the masks of torch's pruning, which a fit may add, cannot."""
+    """Return the buffers that are averaged: floating-point and complex ones, except the masks of torch's pruning."""
     masks = {
         id(buffer)
         for each in module.modules()
@@ -342,7 +348,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _copied(value: Any, of_module: set[int]) -> Any:
-    """Return a copy of a tensor that shares the module's memory, and anything else unchanged."""
+    """Return a copy of ``value`` if it is a tensor that shares the module's memory, and otherwise ``value`` itself."""
     if isinstance(value, Tensor) and _storage(local_shard(value)) in of_module:
         return value.detach().clone()
     return value

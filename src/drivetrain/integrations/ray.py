@@ -22,30 +22,33 @@ from drivetrain.trainer import last
 __all__ = ["RayTrainEnvironment", "RayTrainReportCallback"]
 
 _NOTE = "drivetrain.json"
-"""The file in a reported checkpoint that names the checkpoint's file, and the fit that resumes from it."""
+"""A file in each reported checkpoint. It contains the name of the checkpoint's file, and the number of the fit that may
+resume from it.
+"""
 
 
 class RayTrainReportCallback(Callback):
-    """Reports metrics and checkpoints to Ray Train, and resumes a fit that Ray Train has started again.
+    """Reports metrics and checkpoints to Ray Train, and resumes the fit when Ray Train starts the workers again.
 
     The Trainer adds this callback in a worker of Ray Train. In other processes the callback does nothing.
 
-    The callback reports when a ModelCheckpoint has written a checkpoint, with the files of this checkpoint, and at the
-    end of each epoch without a new one. The metrics are ``trainer.callback_metrics``, ``epoch`` and ``step``. Ray
-    copies the files into its storage before training continues; the machines need no other shared folder.
+    When a ModelCheckpoint has written a checkpoint, the callback reports the metrics with this checkpoint's files. At
+    the end of an epoch without a new checkpoint, it reports the metrics alone. The metrics are
+    ``trainer.callback_metrics``, ``epoch`` and ``step``. Training continues after Ray has copied the files into its
+    storage. The machines need no shared folder besides this storage.
 
-    A fit without ``ckpt_path`` resumes from the newest reported checkpoint of this fit. In a training function with
-    several fits, those before it run again.
+    A fit without ``ckpt_path`` resumes from the newest reported checkpoint of this fit. If the training function calls
+    several fits, those before the resumed one run again from their start.
     """
 
     needs_every_rank = True
 
     def __init__(self) -> None:
         super().__init__()
-        self._download = ExitStack()  # until the fit has read the checkpoint from which it resumes
+        self._download = ExitStack()  # the downloaded checkpoint, kept until the fit has read it to resume
         self._saved: dict[int, dict[str, float]] = {}  # the metrics at each save, by step
         self._reported = self._reported_with_files = -1  # the steps of the last reports
-        self._reports = False  # while a fit trains in a worker
+        self._reports = False  # true while a fit trains in a worker of Ray Train
 
     def own_checkpoint(self, trainer: Trainer) -> str | None:
         """Return the checkpoint that this fit has reported before Ray Train started the workers again."""
@@ -68,7 +71,9 @@ class RayTrainReportCallback(Callback):
         self._download.close()
         self._saved, self._reported, self._reported_with_files = {}, -1, -1
         self._reports = is_worker()
-        if self._reports:  # an observer is called after all callbacks, in whichever order they were passed
+        # use an observer and not a hook, because an observer is called after all callbacks, in whichever order they
+        # were passed
+        if self._reports:
             report = functools.partial(self._report, trainer)
             trainer.hooks.observers.append(SimpleNamespace(checkpoint_saved=report, on_train_epoch_end=report))
 
@@ -78,12 +83,16 @@ class RayTrainReportCallback(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._download.close()
-        self._reports = False  # callbacks save after this: a report would wait for ranks that have not failed
+        # report no checkpoint that a callback saves after this, because a report waits for all ranks, and only this one
+        # may have failed
+        self._reports = False
 
     # ---- reporting -----------------------------------------------------------------------------------------------
 
     def _report(self, trainer: Trainer, path: str | None = None, step: int | None = None) -> None:
-        """Report the checkpoint ``path`` of ``step``; ``None``: only the current metrics. All ranks call it."""
+        """Report the checkpoint ``path`` of ``step``; ``None``: only the current metrics. All ranks must call this
+        method.
+        """
         step = trainer.global_step if step is None else step
         if not self._reports or step == (self._reported if path is None else self._reported_with_files):
             return
@@ -92,21 +101,22 @@ class RayTrainReportCallback(Callback):
             ray_train.report({**_metrics(trainer), "step": step})
             return
         self._reported_with_files = step
-        saved = self._saved.get(step)  # with saves in the background, training has continued since
+        # the metrics of the save, because training has continued if the file was written in the background
+        saved = self._saved.get(step)
         metrics = {**(_metrics(trainer) if saved is None else saved), "step": step}
         self._saved = {later: each for later, each in self._saved.items() if later > step}
         with tempfile.TemporaryDirectory() as folder:
             _link_files(trainer, path, folder)
             if trainer.is_global_zero:
                 name = path if files.is_remote(path) else os.path.basename(path)
-                fit = None if saved is None else last.finished_fits  # None: the checkpoint holds only weights
+                fit = None if saved is None else last.finished_fits  # None if the checkpoint holds only weights
                 Path(folder, _NOTE).write_text(json.dumps({"checkpoint": name, "fit": fit}))
             ray_train.report(metrics, checkpoint=ray_train.Checkpoint.from_directory(folder))
 
 
 @functools.cache
 def _checkpoint_at_start() -> Any:
-    """Return the newest checkpoint that this process has not reported itself."""
+    """Return the newest checkpoint that was reported before this process started."""
     return ray_train.get_checkpoint()
 
 
@@ -115,11 +125,11 @@ def _metrics(trainer: Trainer) -> dict[str, float]:
 
 
 def _link_files(trainer: Trainer, path: str, folder: str) -> None:
-    """Link the files of a checkpoint into ``folder``: on rank 0 those that it sees, and on the first rank of each other
-    machine those that rank 0 does not see.
+    """Link the files of a checkpoint into ``folder``, each on one machine: rank 0 links all that its machine has, and
+    the first rank of each other machine links those that rank 0's machine does not have.
     """
     if files.is_remote(path):
-        return  # every machine can read it there
+        return  # every machine can read the file at this address
     parent = Path(path).parent
     here = [each.relative_to(parent) for each in _files_of(trainer, path)]
     seen_by_rank_zero = trainer.strategy.broadcast(here)

@@ -1,4 +1,4 @@
-"""Loggers: one file per destination."""
+"""Loggers: one file for each format or service to which they write."""
 
 from drivetrain.base.lazy import public
 

@@ -1,4 +1,6 @@
-"""Base of loggers that write to a folder: the folder of a run, and its hyperparameters as text."""
+"""Base of loggers that write to a folder: it chooses the folder of a run, and writes the run's hyperparameters as a
+file.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,20 @@ _VERSION = re.compile(r"version_(\d+)")
 
 
 class FolderLogger(Logger):
-    """A logger whose run is in ``<save_dir>/<name>/version_<n>``.
+    """A logger that writes each run into a folder ``<save_dir>/<name>/version_<n>``.
 
     Args:
         save_dir: the root folder, or an address such as ``s3://bucket/runs``; ``~`` and environment variables are
-            expanded. For an address, files are written to a local temporary folder, and uploaded when the logger saves
-            and once a minute.
-        name: the experiment's folder below it; empty or ``None`` for none.
+            expanded. If it is an address, files are written to a local temporary folder; they are uploaded once a
+            minute and whenever the logger saves.
+        name: the experiment's folder below ``save_dir``; "" or ``None`` for none.
         version: a number, a complete folder name, or ``None`` for the next free number. The number is chosen when a run
-            begins, or earlier when :attr:`version` or :attr:`log_dir` is read. Rank 0 then creates the folder, so that
-            no other run can get the same one.
-        prefix: prepended to every name, joined by a hyphen.
+            begins, or earlier when :attr:`version` or :attr:`log_dir` is read. At the same time, rank 0 creates the
+            folder, so that no other run gets the same number.
+        prefix: a text before every logged name, joined to it by a hyphen.
 
     Raises:
-        ConfigurationError: ``name`` or ``version`` has another type, the folder is not possible, or a package for the
+        ConfigurationError: ``name`` or ``version`` has a wrong type, the folder cannot be created, or a package for the
             address is missing.
     """
 
@@ -49,20 +51,20 @@ class FolderLogger(Logger):
             expected = "a number, a folder name, or None for the next free number"
             raise wrong_value(type(self).__name__, "version", version, expected, "version=None")
         self._save_dir = os.fspath(save_dir)
-        # absolute, so that the run stays there when the program changes its working directory
+        # absolute, so that all files of a run are in one place, even if the program changes its working directory
         self._root = _absolute(self._save_dir)
         self._name = name or ""
         self._version = version
         self._is_given = version is not None
         self._made = False  # whether this logger has created the version's folder
-        self._continues = False  # whether the version is that of a checkpoint
+        self._continues = False  # whether the version is that of a checkpoint's run, which is continued
         self._mirror: Mirror | None = None
         self._prefix = f"{prefix}{self.LOGGER_JOIN_CHAR}" if prefix else ""
         self.hparams: dict[str, Any] = {}
         self._hparams_written = True
         owner = type(self).__name__
         files.check_folder(owner, "save_dir", save_dir, self._root, "runs")
-        # not root_dir, because an override of name may need attributes that are set later
+        # root_dir is not read here, because a subclass's override of name may need attributes that are set later
         named = os.path.join(self._root, self._name)
         files.check_folder(owner, "name", name, named, "lightning_logs")
         if isinstance(version, str):
@@ -70,7 +72,7 @@ class FolderLogger(Logger):
 
     @contextlib.contextmanager
     def _explained(self, folder: str) -> Iterator[None]:
-        """Context that creates or reads ``folder``; an error of the file system becomes a ConfigurationError.
+        """Context for code that creates or reads ``folder``: an error of the file system becomes a ConfigurationError.
 
         Raises:
             ConfigurationError: that fails.
@@ -90,7 +92,7 @@ class FolderLogger(Logger):
 
     @property
     def name(self) -> str:
-        """The experiment's folder name; empty if runs are in ``save_dir`` itself."""
+        """The name of the experiment's folder; "" if the runs' folders are in ``save_dir`` itself."""
         return self._name
 
     @property
@@ -107,32 +109,35 @@ class FolderLogger(Logger):
 
     @property
     def version(self) -> int | str:
-        """The version of this run. Reading it chooses the version, and on rank 0 creates the run's folder."""
+        """The version of this run. When it is read for the first time, the version is chosen, and rank 0 creates the
+        run's folder.
+        """
         if self._version is None:
             with self._explained(self._runs_dir):
                 if rank_from_environ() == 0:
                     self._version, self._made = _make_version(self._runs_dir), True
                 else:
-                    self._version = _next_version(self._runs_dir)  # rank 0's value replaces it after the rendezvous
+                    # replaced by rank 0's version as soon as the processes are connected
+                    self._version = _next_version(self._runs_dir)
         return self._version
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the run has no version yet, and so no folder."""
+        """Whether the run's version, and so its folder, is not chosen yet."""
         return self._version is None and type(self).version is FolderLogger.version
 
     @property
     def numbers_runs(self) -> bool:
-        """Whether each run gets its own version and folder, because none was passed."""
+        """Whether each run gets a new version and folder, because no version was passed."""
         return not self._is_given and type(self).version is FolderLogger.version
 
     def continue_run(self, state: Mapping[str, Any], path: str) -> None:
-        """Continue the version of the run that saved the checkpoint, if that run is one of this logger's."""
+        """Continue the version of the run that saved the checkpoint, if that run's folder is one of this logger's."""
         if not (self.numbers_runs and self.is_undecided):
             return
         folder, inside = str(state.get("folder", "")), os.path.join(self._runs_dir, "")
         below = _absolute(path).removeprefix(inside)
-        is_here = below != _absolute(path)  # also if the user has moved all runs
+        is_here = below != _absolute(path)  # true even if the user has moved the folder with all runs
         name = os.path.basename(folder) if folder else below.split(os.sep)[0]
         match = _VERSION.fullmatch(name) if is_here or folder == inside + name else None
         with contextlib.suppress(OSError):
@@ -144,18 +149,18 @@ class FolderLogger(Logger):
         self._version = broadcast(self.version if rank_from_environ() == 0 else None)
 
     def leave_run(self) -> None:
-        """Release the version that this process has chosen if nothing was written, because the started processes will
-        write.
+        """Remove the version's folder that this process has created if it is empty, because the processes that are
+        about to be started choose a version themselves.
         """
         if self._made:
             self._made = False
-            with contextlib.suppress(OSError):  # the folder is not empty
+            with contextlib.suppress(OSError):  # a folder that is not empty is kept
                 _remove_version(FolderLogger.log_dir.fget(self))  # type: ignore[attr-defined]
                 self._version = None
 
     @property
     def log_dir(self) -> str:
-        """The folder of this run. Reading it chooses the version."""
+        """The folder of this run. If the run has no version yet, reading this property chooses it."""
         version = self.version
         return os.path.join(self._runs_dir, version if isinstance(version, str) else f"version_{version}")
 
@@ -165,8 +170,8 @@ class FolderLogger(Logger):
 
     @property
     def _here(self) -> str:
-        """The folder in which this process writes: :attr:`log_dir`, or a local folder whose files are uploaded to that
-        address.
+        """The folder in which this process writes: :attr:`log_dir`; if that is an address, a local folder whose files
+        are uploaded to it.
         """
         folder = self.log_dir
         if not files.is_remote(folder):
@@ -176,13 +181,15 @@ class FolderLogger(Logger):
         return self._mirror.folder
 
     def _fetch(self, name: str) -> bool:
-        """Download a file of the run, if the run is at an address and the file is missing here; return whether it was
-        downloaded.
+        """Download a file of the run, if the run's folder is at an address and there is no local copy; return whether
+        the file was downloaded.
         """
         return bool(self._here) and self._mirror is not None and self._mirror.fetch(name)
 
     def _upload(self, releases: bool = False) -> None:
-        """Upload changed files, if the run's folder is at an address; ``releases``: then remove the local copies."""
+        """Upload changed files, if the run's folder is at an address; with ``releases``, remove the local copies
+        afterwards.
+        """
         if self._mirror is not None:
             self._mirror.upload()
             if releases:
@@ -193,7 +200,7 @@ class FolderLogger(Logger):
             os.makedirs(self._here, exist_ok=True)
 
     def _look_into_folder(self) -> None:
-        """Raise a ConfigurationError if the run's folder is not possible, without creating anything."""
+        """Raise a ConfigurationError if the run's folder cannot be read; create nothing."""
         with self._explained(self.log_dir), contextlib.suppress(FileNotFoundError):
             if files.is_remote(self.log_dir):
                 files.names(self.log_dir)
@@ -205,7 +212,7 @@ class FolderLogger(Logger):
 
     def _keep_hparams(self, params: Any) -> None:
         if params is not None:
-            # vars, because params may be an argparse.Namespace
+            # params may be an argparse.Namespace
             self.hparams.update(params if isinstance(params, Mapping) else vars(params))
         self._hparams_written = False
 
@@ -214,7 +221,9 @@ class FolderLogger(Logger):
         return self._fetch(self.NAME_HPARAMS_FILE) or os.path.exists(path)
 
     def _write_hparams(self, also_empty: bool = False) -> None:
-        """Write ``hparams.yaml`` if the hyperparameters have changed; with ``also_empty``, also if there are none."""
+        """Write ``hparams.yaml`` if the hyperparameters have changed; with ``also_empty``, also if there is no such
+        file yet.
+        """
         if self._hparams_written and not (also_empty and not self._has_hparams_file()):
             return
         self._make_folder()
@@ -227,7 +236,9 @@ def _absolute(folder: str) -> str:
 
 
 def _make_version(root_dir: str) -> int:
-    """Create the folder of the next version; runs that begin at the same time get different ones."""
+    """Create the folder of the next version, and return its number. Runs that begin at the same time get different
+    numbers.
+    """
     is_remote = files.is_remote(root_dir)
     if not is_remote:
         os.makedirs(root_dir, exist_ok=True)
@@ -235,7 +246,7 @@ def _make_version(root_dir: str) -> int:
     while True:
         folder = os.path.join(root_dir, f"version_{version}")
         try:
-            if is_remote:  # an address has no folders: a file without hyperparameters reserves the name
+            if is_remote:  # an address has no empty folders, so a file without hyperparameters reserves the name
                 with files.replacing(os.path.join(folder, FolderLogger.NAME_HPARAMS_FILE), new=True) as stream:
                     stream.write(yaml_text.dump({}).encode())
             else:
@@ -247,7 +258,7 @@ def _make_version(root_dir: str) -> int:
 
 
 def _remove_version(folder: str) -> None:
-    """Remove the result of :func:`_make_version`.
+    """Remove a folder that :func:`_make_version` has created, if nothing was written into it.
 
     Raises:
         OSError: the folder is not empty.

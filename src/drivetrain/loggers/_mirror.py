@@ -1,4 +1,4 @@
-"""A local folder whose files are uploaded to an address, for loggers that append to files."""
+"""A local folder whose files are uploaded to an address, for loggers that append to their files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _EVERY_S = 60.0
 
 
 class Mirror:
-    """Files of a logger, written locally and uploaded as complete objects, because an object cannot be appended to.
+    """A logger's files, written locally and uploaded as a whole, because stores such as S3 cannot append to an object.
 
-    The folder is temporary. The folder is created on first use, again in each process with a copy of the logger, and
-    removed when the process ends. Changes that were not uploaded before that are lost.
+    The local folder is temporary: each process with a copy of the logger creates one on first use and removes it when
+    the process ends. Changes that were not uploaded by then are lost.
 
     Args:
         address: the folder to which the files are uploaded.
@@ -29,7 +29,7 @@ class Mirror:
         self._folder: str | None = None
         self._removal: weakref.finalize[..., Any] | None = None
         self._owner = os.getpid()
-        self._uploaded: dict[str, tuple[int, int]] = {}  # size and time of each uploaded file, by name
+        self._uploaded: dict[str, tuple[int, int]] = {}  # size and modification time of each uploaded file, by name
         self._uploaded_at = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Mirror:
         """The local folder."""
         if self._folder is None or self._owner != os.getpid():
             if self._removal is not None:
-                self._removal.detach()  # in a forked process, the folder belongs to the parent
+                self._removal.detach()  # this is a forked process: the parent removes its own folder
             self._folder, self._owner, self._uploaded = tempfile.mkdtemp(prefix="drivetrain-"), os.getpid(), {}
             self._removal = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         return self._folder
@@ -66,7 +66,7 @@ class Mirror:
         """Upload the files that have changed since the last upload.
 
         Raises:
-            OSError: the upload failed; the files are kept, and the next call tries again.
+            OSError: the upload failed. The files are kept, and the next call tries to upload them again.
         """
         self._uploaded_at = time.monotonic()
         if self._folder is None:
@@ -79,7 +79,9 @@ class Mirror:
                 self._uploaded[name] = found
 
     def release(self) -> None:
-        """Remove the folder after its files were uploaded, because a forked process would leave the folder behind."""
+        """Remove the folder. Call it after an upload, because a process that ends after a fork may leave its folder
+        behind.
+        """
         if self._removal is not None and self._owner == os.getpid():
             self._removal()
         self._folder, self._removal, self._uploaded = None, None, {}

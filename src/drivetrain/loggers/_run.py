@@ -1,4 +1,6 @@
-"""Base of loggers for services: the run's id, the rank that writes, and the arguments for media."""
+"""Base of loggers that write to a service: the run's id, the rank that writes, uploads of checkpoints, and tables and
+images.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,17 @@ from drivetrain.loggers.logger import Logger
 
 
 class RunLogger(Logger):
-    """A logger that writes to one run of a service.
+    """A logger that writes to one run of a service such as MLflow.
 
-    The run begins with a fit, with the first logged value, or when :attr:`experiment` is read. A fit that resumes from
-    a checkpoint continues the run whose id is in the checkpoint, unless another id was passed.
+    The run begins when a fit starts, when the first value is logged, or when :attr:`experiment` is read. A fit that
+    resumes from a checkpoint continues the run whose id is in the checkpoint, unless another id was passed.
 
     Args:
         prefix: prepended to every metric's name, joined by a hyphen.
         run_id: the id of a run to continue; ``None``: a new run.
-        package: the service's package, for importing and for installing it.
-        log_model: upload checkpoints: True at the end of the run, "all" each one after it was written.
+        package: the name under which the service's package is imported and installed.
+        log_model: whether to upload checkpoints: True uploads those that are kept at the end of the run, "all" uploads
+            each one after it was written.
 
     Raises:
         ConfigurationError: the package is not installed.
@@ -38,20 +41,23 @@ class RunLogger(Logger):
         self._run_id = run_id
         self._given = run_id is not None
         self._run: Any = None
-        self._resumed = False  # the run comes from a checkpoint, so values logged after the checkpoint are repeated
+        # whether the run is that of a checkpoint, so that values from after the checkpoint are logged a second time
+        self._resumed = False
         self._owner = os.getpid()
         self._log_model = log_model
         self._callback: Any = None  # the callback whose checkpoints are uploaded at the end of the run
         self._sent: dict[str, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_run": None, "_callback": None}  # a copy in another process continues the same run
+        return {**self.__dict__, "_run": None, "_callback": None}  # a copy in another process opens the same run again
 
     # ---- the run -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _begin(self) -> Any:
-        """Begin the run, or continue the run ``_run_id``; return the service's object, and set ``_run_id``."""
+        """Begin a run and set ``_run_id``, or continue the run ``_run_id`` if it is set; return the service's
+        object.
+        """
 
     version: str | None = reads("_run_id", "The run's id; ``None`` until it has begun.")
 
@@ -76,7 +82,7 @@ class RunLogger(Logger):
         """
         if rank_from_environ() != 0:
             return Nothing()
-        if self._owner != os.getpid():  # a forked process has the service's object, but not its threads
+        if self._owner != os.getpid():  # after a fork, the service's object is there, but its threads are not
             self._run, self._owner = None, os.getpid()
         if self._run is None:
             try:
@@ -158,13 +164,13 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Upload the recorded checkpoints. The run stays open, for ``trainer.test``."""
+        """Upload the recorded checkpoints. The run stays open, so that ``trainer.test`` can log to it."""
         if status == "success" and self._callback is not None:
             self._upload(self._callback)
 
 
 class Tables(RunLogger):
-    """A logger for a service that shows tables."""
+    """A logger for a service that can show tables and texts."""
 
     @rank_zero_only
     def log_table(
@@ -175,13 +181,15 @@ class Tables(RunLogger):
         dataframe: Any = None,
         step: int | None = None,
     ) -> None:
-        """Log a table: its columns and rows, or a pandas frame. MLflow and Comet store it as a file."""
+        """Log a table, given as columns and rows or as a pandas DataFrame. MLflow and Comet store the table as a
+        file.
+        """
         rows = None if data is None else [list(row) for row in data]
         self._write_table(key, None if columns is None else list(columns), rows, dataframe, step)
 
     @abstractmethod
     def _write_table(self, key: str, columns: Any, rows: Any, dataframe: Any, step: int | None) -> None:
-        """Log a table from lists or from a pandas frame."""
+        """Log a table, given as lists or as a pandas DataFrame."""
 
     @rank_zero_only
     def log_text(
@@ -192,7 +200,7 @@ class Tables(RunLogger):
         dataframe: Any = None,
         step: int | None = None,
     ) -> None:
-        """Log texts as a table, as in :meth:`log_table`."""
+        """Log texts as a table, with the arguments of :meth:`log_table`."""
         self.log_table(key, columns, data, dataframe, step)
 
 
@@ -207,7 +215,9 @@ def mapping_of(params: Any) -> dict[str, Any]:
 
 
 def flat(params: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
-    """Flatten nested hyperparameters, with names joined by a slash and values as numbers, booleans or text."""
+    """Return nested hyperparameters as one flat dictionary. Nested names are joined by a slash; values that are not
+    numbers or booleans become text.
+    """
     found: dict[str, Any] = {}
     for key, value in params.items():
         name = f"{parent}/{key}" if parent else str(key)
@@ -231,11 +241,12 @@ def local_folder(owner: str, value: str | os.PathLike[str]) -> str:
 
 
 def scored(checkpoint_callback: Any, sent: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
-    """Return the checkpoints that are new or changed since ``sent``: path, score, and a tag.
+    """Return path, score and tag ("best" or "latest") of each checkpoint that is new or has changed since it was
+    uploaded.
 
     Args:
-        checkpoint_callback: the callback with the files.
-        sent: for each path, the modification time of the uploaded file.
+        checkpoint_callback: the callback that has written the checkpoints.
+        sent: the paths of uploaded files, each with the file's modification time at the upload.
     """
     best = getattr(checkpoint_callback, "best_model_path", "")
     last = getattr(checkpoint_callback, "last_model_path", "")

@@ -20,7 +20,7 @@ _FORMER = {
     "offline": "online=not ...",
     "save_dir": "offline_directory=...",
 }
-"""Earlier names of arguments, and what to write instead."""
+"""Earlier names of arguments, and the names that replace them."""
 
 
 class CometLogger(Tables):
@@ -34,7 +34,7 @@ class CometLogger(Tables):
         project: the project; ``None``: Comet's default.
         experiment_key: the key of an experiment to continue.
         mode: "get_or_create" (Comet's default), "get" or "create".
-        online: False writes an archive to a folder, for ``comet upload``.
+        online: False writes an archive to a local folder, which ``comet upload`` sends later.
         prefix: prepended to every metric's name, joined by a hyphen.
         kwargs: passed on to ``comet_ml.ExperimentConfig``: ``name``, ``tags``, ``offline_directory``, ...
 
@@ -75,7 +75,8 @@ class CometLogger(Tables):
     def _begin(self) -> Any:
         mode = self._mode
         if self._resumed and (self._online is False or mode == "create"):
-            mode = "get"  # the archive then continues an experiment instead of creating one
+            # so that the archive, or the new process, continues the experiment instead of creating another one
+            mode = "get"
         run = comet_ml.start(
             api_key=self._api_key, workspace=self._workspace, project=self._project, experiment_key=self._run_id,
             mode=mode, online=self._online,
@@ -92,12 +93,12 @@ class CometLogger(Tables):
 
     @property
     def save_dir(self) -> str | None:
-        """The folder of the archive, if it is written offline."""
+        """The folder of the archive with ``online=False``; otherwise ``None``."""
         return self._config.get("offline_directory")
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log numbers at ``step``; "epoch" is also Comet's second axis."""
+        """Log numbers at ``step``; the value "epoch" is also used as Comet's epoch axis."""
         row = self._named(metrics)
         epoch = metrics.get("epoch")
         self.experiment.log_metrics(row, step=step, epoch=None if epoch is None else int(epoch))
@@ -140,7 +141,9 @@ class CometLogger(Tables):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Send the remaining data. The experiment stays open, for ``trainer.test``; Comet ends it with the program."""
+        """Send the remaining data. The experiment stays open, so that ``trainer.test`` can log to it; Comet ends it
+        when the program ends.
+        """
         if self._run is not None:
             self._run.log_other("Status", status)
             if hasattr(self._run, "flush"):

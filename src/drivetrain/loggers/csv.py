@@ -23,19 +23,20 @@ _LOCK_PATIENCE_S = 0.5  # a write takes about a millisecond
 class CSVLogger(FolderLogger):
     """Writes ``<save_dir>/<name>/version_<n>/metrics.csv``, and ``hparams.yaml`` beside it.
 
-    A row contains the step and its values; a name that first appears later adds a column. Consecutive calls for one
-    step share a row unless a name has two values. An existing table is continued if ``version`` was passed. A fit that
-    resumes continues the table after the checkpoint's row; later rows, which the fit logs again, move to
+    A row contains a step and the values of that step. When a name appears for the first time, a column is added.
+    Values that are logged for the same step in consecutive calls share a row, unless a name gets two different values.
+    An existing table is continued if ``version`` was passed. A fit that resumes continues the table after the last row
+    that existed when the checkpoint was saved. Later rows, whose steps the fit logs again, move to
     ``metrics_replaced.csv``. If another logger writes to the same table at the same time, the table keeps the rows of
-    both, with a warning. Between two writes no file is open and no thread runs.
+    both loggers, and a warning is issued. Between two writes no file is open and no thread runs.
 
     Args:
         save_dir: the root folder, or an address such as ``s3://bucket/runs``: see docs/remote.md.
-        name: the experiment's folder below it; empty for none.
+        name: the experiment's folder below ``save_dir``; "" for none.
         version: a number, a folder name, or ``None`` for the next free number.
         prefix: prepended to every column except ``step``, joined by a hyphen.
-        flush_logs_every_n_steps: rows are written when they span this many steps, when a checkpoint is saved, and when
-            the run ends.
+        flush_logs_every_n_steps: rows are written to the file when they cover this many steps, when a checkpoint is
+            saved, and when the run ends.
 
     Raises:
         ConfigurationError: ``flush_logs_every_n_steps`` is below 1, or ``version`` has another type.
@@ -56,18 +57,18 @@ class CSVLogger(FolderLogger):
         self._flushed_at: int | None = None  # the first step of the unwritten rows
         self._columns: list[str] = []
         self._columns_in_file: list[str] = []
-        # The rows of the file from byte `_offset` on. After a write, the last row stays in memory, because values may
-        # still be added to it.
+        # The rows that belong into the file from byte `_offset` on. After a write, the last row stays in memory,
+        # because values may still be added to it.
         self._rows: list[Row] = []
         self._offset = 0
-        self._rows_before = 0  # the number of rows before that byte
+        self._rows_before = 0  # the number of rows in the file before byte _offset
         self._opened = False
         self._dirty = False
-        self._left: tuple[int, ...] | None = None  # the file's identity after this logger's last write
-        self._row_in_file: Row = {}  # the last row as it was last written
+        self._left: tuple[int, ...] | None = None  # the result of _identity after this logger's last write
+        self._row_in_file: Row = {}  # the last row, as it is in the file
         self._shared = False
         self._found: Row = {}  # the last row of the existing table, if it contains only numbers
-        self._resumes_at: dict[str, Any] = {}  # the state of the checkpoint, until the first value is logged
+        self._resumes_at: dict[str, Any] = {}  # the checkpoint's state, kept until the first value is logged
 
     @property
     def metrics_file_path(self) -> str:
@@ -76,7 +77,7 @@ class CSVLogger(FolderLogger):
 
     @property
     def _table(self) -> str:
-        """The local path of the table; if the run is at an address, the table is uploaded from this path."""
+        """The local path of the table. If the run's folder is at an address, the table is uploaded from this path."""
         return os.path.join(here, "metrics.csv") if (here := self._here) != self.log_dir else self.metrics_file_path
 
     @property
@@ -86,7 +87,7 @@ class CSVLogger(FolderLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add ``metrics`` to the table; ``step=None`` means the last row's step plus one."""
+        """Add ``metrics`` to the table; without a ``step``, it is that of the last row plus one."""
         self._open()
         if self._resumes_at:
             state, self._resumes_at = self._resumes_at, {}
@@ -106,7 +107,7 @@ class CSVLogger(FolderLogger):
         self._dirty = True
         if self._flushed_at is None:
             self._flushed_at = step
-        # abs, because a second run of the same logger restarts at step 0
+        # the difference may be negative, because a second run of the same logger begins at step 0
         if abs(step - self._flushed_at) + 1 >= self._flush_every:
             self._flushed_at = step + 1
             self.save()
@@ -124,7 +125,9 @@ class CSVLogger(FolderLogger):
         return {**self._place(), **(self._resumes_at or now)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the table after the row in ``state``, if the table has it; the next logged value cuts it there."""
+        """Continue the table after the row in ``state``, if the table has this row. Rows after it are moved away when
+        the next value is logged.
+        """
         is_same = self._continues or state.get("folder") == self._place().get("folder", "")
         if "rows" in state and (is_same or (state["last"] and not self.numbers_runs)):
             self._resumes_at = {"rows": int(state["rows"]), "last": {**state["last"]}}
@@ -139,12 +142,15 @@ class CSVLogger(FolderLogger):
         self._write_hparams()
         if not self._dirty:
             if not self.is_undecided:
-                self._open()  # called at the start of a fit, so that an unusable folder raises an error before training
+                # save is also called at the start of a fit; reading the folder then raises an error before training if
+                # it is unusable
+                self._open()
             return
         self._make_folder()
         table = self._table
         with _writing_alone(os.path.dirname(table)):
-            if self._fetch("metrics.csv"):  # another process of this run has written the table
+            # the table is downloaded if another process of this run has written it
+            if self._fetch("metrics.csv"):
                 self._keep_unwritten_rows()
                 self._left = _identity(table)
             found = _identity(table)
@@ -189,7 +195,8 @@ class CSVLogger(FolderLogger):
         own, self._columns, self._columns_in_file, self._offset, self._rows_before = self._columns, ["step"], [], 0, 0
         with contextlib.suppress(FileNotFoundError), open(self._table, "rb") as file:
             content = file.read()
-            self._offset = content.rfind(b"\n") + 1  # a last line without a newline was cut off by a crash
+            # a last line without a newline is incomplete, because of a crash, and is left out
+            self._offset = content.rfind(b"\n") + 1
             text = content[: self._offset].decode(errors="backslashreplace")
             lines = csv.reader(io.StringIO(text, newline=""))
             self._columns_in_file = next(lines, [])
@@ -200,8 +207,8 @@ class CSVLogger(FolderLogger):
         self._columns += [name for name in own if name not in self._columns]
 
     def _take_rows_back(self, rows: int, last: Row) -> None:
-        """Cut the table after ``rows`` rows and the row ``last``; empty: only after ``rows`` rows. A table without them
-        is not changed.
+        """Move rows from the table to ``metrics_replaced.csv``, except the first ``rows`` rows and, unless it is empty,
+        the row ``last`` after them. If the table does not have these rows, it is not changed.
         """
         self._save()
         table = self._table
@@ -226,7 +233,9 @@ class CSVLogger(FolderLogger):
             self._written(lines, len(before))
 
     def _continue_changed_table(self, deleted: bool) -> None:
-        """Continue after the rows of another logger, without replacing any row; or start a new table."""
+        """Continue after the rows of another logger, without replacing any of them; if the table was ``deleted``, start
+        a new one.
+        """
         if deleted:
             rank_zero_warn(
                 f"{self.metrics_file_path} was deleted, and the rows in it are lost. CSVLogger begins a new table. "
@@ -243,7 +252,7 @@ class CSVLogger(FolderLogger):
         self._keep_unwritten_rows()
 
     def _keep_unwritten_rows(self) -> None:
-        """Read the table again, and keep only those own rows that the table does not contain."""
+        """Read the table again, and keep only those of this logger's rows in memory that the table does not contain."""
         self._read_table()
         if self._row_in_file and self._rows:
             first, written = self._rows[0], self._row_in_file
@@ -252,7 +261,7 @@ class CSVLogger(FolderLogger):
         self._row_in_file = {}
 
     def _widened(self) -> bytes:
-        """Return the part of the file before `_offset`, with the new header."""
+        """Return the part of the file before `_offset`, with a header that contains the new columns."""
         if not self._offset:
             return _encode([self._columns])
         with open(self._table, "rb") as file:
@@ -261,7 +270,7 @@ class CSVLogger(FolderLogger):
         if self._columns[:known] == self._columns_in_file and not any(
             mark in content for mark in (b'"', b"\r", b"\n\n")
         ):
-            # Only commas are missing. Parsing the table for each new name could take hours.
+            # The rows need only more commas. Parsing the whole table for each new name instead could take hours.
             rows = content[content.index(b"\n") + 1 :]
             return _encode([self._columns]) + rows.replace(b"\n", b"," * (len(self._columns) - known) + b"\n")
         old = csv.DictReader(io.StringIO(content.decode(errors="backslashreplace"), newline=""))
@@ -273,7 +282,7 @@ class CSVLogger(FolderLogger):
         try:
             file.write(b"".join(lines))
             file.truncate()
-            file.flush()  # a full disk raises here, while the rows are still in memory
+            file.flush()  # if the disk is full, this raises an error while the rows are still in memory
         except OSError as error:
             path = self.metrics_file_path
             raise OSError(error.errno, f"{files.reason(error, Path(path))}. Rows before it are kept", path) from error
@@ -283,7 +292,9 @@ class CSVLogger(FolderLogger):
         return [_encode([[row.get(name, "") for name in self._columns]]) for row in self._rows]
 
     def _written(self, lines: list[bytes], offset: int) -> None:
-        """Keep only the last row after a write from ``offset`` on, because values may still be added to it."""
+        """After rows were written from ``offset`` on, keep only the last one in memory, because values may still be
+        added to it.
+        """
         self._offset = offset + sum(map(len, lines[:-1]))
         self._rows_before += max(len(lines) - 1, 0)
         del self._rows[:-1]
@@ -291,7 +302,7 @@ class CSVLogger(FolderLogger):
 
 
 class CSVExperiment:
-    """The files of a :class:`CSVLogger`, for code that writes to ``logger.experiment``; on rank 0 only.
+    """Writes to the files of a :class:`CSVLogger`, for programs that use ``logger.experiment``; only on rank 0.
 
     Attributes:
         log_dir: their folder.
@@ -326,7 +337,7 @@ class CSVExperiment:
         self._logger.log_hyperparams(params)
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
-        """Add one number, as TensorBoard's writer does."""
+        """Add one number; the arguments are those of TensorBoard's ``SummaryWriter.add_scalar``."""
         self._logger.log_metrics({tag: scalar_value}, global_step)
 
     def save(self) -> None:
@@ -360,7 +371,7 @@ def _identity(path: str) -> tuple[int, ...] | None:
 
 
 def _row(columns: list[str], line: bytes) -> Row:
-    """Return the numbers in a line of the table; empty if it contains anything else."""
+    """Return the numbers in a line of the table by column; empty if the line contains anything but numbers."""
     try:
         texts = next(csv.reader([line.decode()]), [])
         row: Row = {
@@ -380,5 +391,5 @@ def _encode(lines: Iterable[Iterable[Any]]) -> bytes:
 
 
 def _plain(value: Any) -> int | float:
-    """Return numbers as Python numbers; a user may pass a tensor or a numpy scalar."""
+    """Return a number that the user passed, which may be a tensor or a numpy scalar, as a Python number."""
     return value if type(value) is int else float(value)

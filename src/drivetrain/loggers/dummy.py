@@ -9,12 +9,12 @@ from drivetrain.loggers.logger import Logger
 
 
 class DummyLogger(Logger):
-    """Accepts everything and writes nothing, so that a program can call its loggers in ``fast_dev_run`` too.
+    """Accepts every call and writes nothing, so that a program can also call its loggers in ``fast_dev_run``.
 
     The logger has every method of other loggers: ``logger.log_image(...)`` does nothing.
 
     Args:
-        save_dir: ignored; accepted because the other default loggers have this argument.
+        save_dir: ignored; the argument exists because other loggers have it.
     """
 
     def __init__(self, save_dir: str | None = None) -> None:
@@ -40,11 +40,11 @@ class DummyLogger(Logger):
 
 
 class Nothing:
-    """Has every attribute and can be called, always with itself as the result."""
+    """An object that has every attribute and can be called; the result is always the object itself."""
 
     def __getattr__(self, name: str) -> Nothing:
         if name.startswith("__"):
-            raise AttributeError(name)  # copy and pickle look up these names, and must not find them
+            raise AttributeError(name)  # copy and pickle look up such names, and must not find them
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Nothing:

@@ -1,4 +1,4 @@
-"""The contract of a logger, which gets the flushed numbers of a run; and the registry."""
+"""The base class of loggers, which the Trainer calls with the logged numbers of a run; and the registry of loggers."""
 
 from __future__ import annotations
 
@@ -15,24 +15,28 @@ if TYPE_CHECKING:
 
 
 class Logger(ABC):
-    """Receives plain floats, a few times a second at most, on global rank 0 only.
+    """Base class of loggers, which get plain floats, at most a few times a second and only on global rank 0.
 
-    A new logger is a new file in this folder, or in a package, with one subclass; a program may register its class with
-    ``LoggerRegistry.register("name", cls)``. The logger's library is imported when it first writes, not when the file
-    is imported.
+    To add a logger, write a subclass in a file of its own, in this folder or in a package. A program may also register
+    a class with ``LoggerRegistry.register("name", cls)``. Import the library that the logger uses when the logger first
+    writes, not when its file is imported.
     """
 
     LOGGER_JOIN_CHAR: ClassVar[str] = "-"
-    """Joins a logger's prefix and the names of its values."""
+    """The text between a logger's prefix and the name of a value."""
 
     experiment: Any
-    """The object of the library behind the logger, for programs; your own logger need not have one."""
+    """The object of the library that the logger uses, for programs that call the library directly. A logger of your own
+    need not have it.
+    """
 
     group_separator: str = "/"
-    """Joins the parts of a name that a callback builds, for example ``lr-SGD/momentum``."""
+    """The text between the parts of a name that a callback logs, as in ``lr-SGD/momentum``."""
 
     keeps_run_record: bool = False
-    """Whether each fit is recorded in ``run.json`` in :attr:`log_dir`, for ``drivetrain report``."""
+    """Whether the Trainer records each fit in the file ``run.json`` in :attr:`log_dir`, which ``drivetrain report``
+    reads.
+    """
 
     @property
     @abstractmethod
@@ -42,7 +46,7 @@ class Logger(ABC):
     @property
     @abstractmethod
     def version(self) -> int | str | None:
-        """The version of the run in the experiment."""
+        """The version of the run, which tells it from the other runs of the experiment."""
 
     @property
     def save_dir(self) -> str | None:
@@ -56,72 +60,78 @@ class Logger(ABC):
 
     @property
     def log_dir(self) -> str | None:
-        """The folder of this run, or ``None``; checkpoints are saved below it."""
+        """The folder of this run, below which checkpoints are saved; ``None`` if there is none."""
         return None
 
     sub_dir: str | None = None
-    """The folder inside the run's folder in which this logger writes, if it has one."""
+    """The name of a folder inside the run's folder, if this logger writes into one."""
 
     @property
     def is_undecided(self) -> bool:
-        """Whether there is no run yet: :attr:`version` is unknown, or reading it would choose it."""
+        """Whether there is no run yet: :attr:`version` is unknown, or is chosen only when the attribute is read."""
         return False
 
     @property
     def numbers_runs(self) -> bool:
-        """Whether each run gets its own version, and so its own folder."""
+        """Whether each run gets a new version, and therefore a new folder."""
         return False
 
     def continue_run(self, state: Mapping[str, Any], path: str) -> None:
-        """Continue a run instead of numbering a new one; called before anything is built, if a fit resumes from the
-        newest checkpoint of its program.
+        """Continue the run of a checkpoint instead of beginning a new one. Called before the parts of a run are
+        created, if the fit resumes from the newest checkpoint of its program.
 
         Args:
-            state: the result of :meth:`state_dict` in that checkpoint; empty if it is not known yet.
+            state: the result of :meth:`state_dict` in that checkpoint; empty if the checkpoint was not read yet.
             path: the path of the checkpoint.
         """
 
     def begin_run(self) -> None:
-        """Begin the run if a service determines its version; called in every process when a fit begins.
+        """Begin the run now if a service determines the run's version. Called in every process when a fit begins.
 
-        The ranks then agree on the run, with :meth:`agree_on_run`.
+        After that, :meth:`agree_on_run` is called, so that all ranks have the same run.
         """
 
     def agree_on_run(self, broadcast: Callable[[Any], Any]) -> None:
-        """Set this process's run to rank 0's; called in every process after the rendezvous.
+        """Take over the run of rank 0. Called in every process as soon as the processes are connected.
 
         Args:
-            broadcast: returns rank 0's value on every process.
+            broadcast: a function that returns, on every process, the argument that rank 0 passed.
         """
 
     def leave_run(self) -> None:
-        """Called before this process starts others that run the program; this process then writes nothing itself."""
+        """Called before this process starts the processes that train, because this process itself will not write to the
+        logger.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Return the logger's state for a checkpoint as plain data, so that a resumed fit continues the run."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the run of a checkpoint, from a result of :meth:`state_dict`; called before anything is logged."""
+        """Continue the run of a checkpoint; ``state`` is a result of :meth:`state_dict`. Called before a value is
+        logged.
+        """
 
     @abstractmethod
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Record ``metrics`` at ``step``, the loggers' x axis: the number of batches with an optimizer step."""
+        """Record ``metrics`` at ``step``, the position on the x axis, which is the number of batches after which an
+        optimizer has stepped.
+        """
 
     @abstractmethod
     def log_hyperparams(self, params: Any = None, *args: Any, **kwargs: Any) -> None:
         """Record the run's hyperparameters.
 
         Args:
-            params: a mapping, a namespace, or ``None`` for no new ones.
+            params: a mapping or a namespace; ``None`` if there are no new hyperparameters.
             args, kwargs: further arguments of a logger, such as ``metrics`` of a TensorBoardLogger.
         """
 
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
-        """Record the model's graph; most loggers do not support it."""
+        """Record the model's graph. Most loggers do nothing here."""
 
     def save(self) -> None:
-        """Make the recorded values durable."""
+        """Write the recorded values to the file or send them to the service."""
 
     def finalize(self, status: str) -> None:
         """Called when the run has ended: ``"success"`` or ``"failed"``. Write the remaining values and close open
@@ -129,15 +139,16 @@ class Logger(ABC):
         """
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Called when this callback, a :class:`~drivetrain.callback.Checkpoint`, has written a checkpoint."""
+        """Called when ``checkpoint_callback``, a :class:`~drivetrain.callback.Checkpoint`, has written a checkpoint."""
 
 
 LoggerRegistry: Registry[Logger] = Registry("drivetrain.loggers", "logger", "logger")
-"""The loggers by name: the files beside this one, those of users, and those of installed packages."""
+"""The loggers by name: those in this folder, those that programs have registered, and those of installed packages."""
 
 
 def logger_named(name: str, save_dir: str | os.PathLike[str]) -> Logger:
-    """Return a new logger with this name, which writes below ``save_dir`` if it keeps files.
+    """Return a new logger of the class that is registered under ``name``; if it has an argument ``save_dir``, it gets
+    the given one.
 
     Raises:
         UnknownNameError: the name is unknown.

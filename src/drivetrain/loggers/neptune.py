@@ -18,16 +18,16 @@ class NeptuneLogger(RunLogger):
     Creating the logger issues a warning. Use a TrackioLogger, which keeps runs on this machine, or a CSVLogger, a
     TensorBoardLogger, a WandbLogger, an MLFlowLogger or a CometLogger instead.
 
-    A fit that resumes from a checkpoint continues the run that wrote it, if its id was known: Neptune assigns the id
-    when the run is online.
+    A fit that resumes from a checkpoint continues the run that wrote it, if the checkpoint contains the run's id.
+    Neptune assigns an id only to a run that is online.
 
     Args:
-        api_key: the key; ``None``: the variable ``NEPTUNE_API_TOKEN``.
-        project: ``workspace/project``; ``None``: the variable ``NEPTUNE_PROJECT``.
+        api_key: the key; ``None``: the environment variable ``NEPTUNE_API_TOKEN``.
+        project: ``workspace/project``; ``None``: the environment variable ``NEPTUNE_PROJECT``.
         name: the run's name.
         run: an existing run from ``neptune.init_run``.
         log_model_checkpoints: upload checkpoints.
-        prefix: the run's namespace for all values.
+        prefix: a name before all names of values, joined to them by a slash.
         neptune_run_kwargs: passed on to ``neptune.init_run``: ``mode="offline"``, ``tags``, ``with_id``, ...
 
     Raises:
@@ -80,13 +80,13 @@ class NeptuneLogger(RunLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Append numbers to their series, at ``step``."""
+        """Append each number to the series of its name, at ``step``."""
         for name, value in metrics.items():
             self.experiment[f"{self._folder}{name}"].append(value, step=step)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any = None) -> None:
-        """Write ``params``, a mapping or a namespace, to ``hyperparams``."""
+        """Write ``params``, a mapping or a namespace, to the run's field ``hyperparams``."""
         for name, value in flat(mapping_of(params)).items():
             self.experiment[f"{self._folder}hyperparams/{name}"] = value
 
@@ -113,16 +113,18 @@ class NeptuneLogger(RunLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Send the remaining data. The run stays open, for ``trainer.test``; Neptune ends it with the program."""
+        """Send the remaining data. The run stays open, so that ``trainer.test`` can log to it; Neptune ends it when the
+        program ends.
+        """
         if self._run is not None:
             self._run[f"{self._folder}status"] = status
             self._run.sync(wait=False)
 
 
 def _id_of(run: Any) -> str | None:
-    """Return the run's id, if it is online."""
+    """Return the run's id; ``None`` if the run is offline."""
     try:
         found = run["sys/id"].fetch()
-    except Exception:  # offline, the client raises other exceptions than online
+    except Exception:  # which exception the client raises depends on whether it is offline
         return None
     return None if found is None else str(found)

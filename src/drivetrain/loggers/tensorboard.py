@@ -1,4 +1,4 @@
-"""Metrics, hyperparameters and graphs for TensorBoard."""
+"""Log metrics, hyperparameters and graphs to files of TensorBoard."""
 
 from __future__ import annotations
 
@@ -30,33 +30,36 @@ with on_first_use:
 
 
 _WRITER_ARGUMENTS = ("comment", "purge_step", "max_queue", "flush_secs", "filename_suffix")
-"""SummaryWriter's arguments besides the folder; listed here, because importing SummaryWriter is slow."""
+"""The arguments of SummaryWriter, except the folder. They are listed here, because importing SummaryWriter to read them
+is slow.
+"""
 
-_RESUMED = ".resumed"  # in the names of event files of processes that continue a run from a checkpoint
+_RESUMED = ".resumed"  # a part of the names of event files that were written after a run was resumed
 
 
 class TensorBoardLogger(FolderLogger):
-    """Writes event files to ``<save_dir>/<name>/version_<n>[/<sub_dir>]``, and ``hparams.yaml`` beside them.
+    """Writes event files and ``hparams.yaml`` into the folder ``<save_dir>/<name>/version_<n>[/<sub_dir>]``.
 
-    The writer, with an open file and a thread, exists from the first written value until :meth:`finalize`. Values that
-    are logged later, for example in ``trainer.test``, are appended to the same event file. Another process that
-    continues the run, such as a resumed one, writes its own event file. A fit that resumes with the same ``version``
-    continues the curves after the checkpoint: later events, which the fit logs again, move to ``events_replaced.*``. In
-    a chart with several curves, which TensorBoard keeps in other folders, the new events hide the old ones instead.
+    A writer with an open file and a thread exists from the first written value until :meth:`finalize`. Values that are
+    logged later, for example in ``trainer.test``, are appended to the same event file. A process that continues the run
+    of another process, for example when a fit resumes, writes its own event file. A fit that resumes with the same
+    ``version`` continues the curves from the checkpoint's step. Later events, whose steps the fit logs again, move to
+    files ``events_replaced.*``. TensorBoard keeps charts with several curves in other folders; there, the new events
+    hide the old ones, which are not moved.
 
     Args:
         save_dir: the root folder; ``~`` and environment variables are expanded.
-        name: the experiment's folder below it; empty or ``None`` for none.
+        name: the experiment's folder below ``save_dir``; "" or ``None`` for none.
         version: a number, a folder name, or ``None`` for the next free number.
         log_graph: record the model's graph when a fit starts, if the model has an ``example_input_array``.
-        default_hp_metric: log ``hp_metric = -1`` with hyperparameters that come without metrics, because TensorBoard's
-            table only shows runs with a metric.
+        default_hp_metric: log ``hp_metric = -1`` together with hyperparameters if no metric is passed, because
+            TensorBoard's table of runs shows only runs with a metric.
         prefix: prepended to every metric's name, joined by a hyphen.
-        sub_dir: a folder inside the run's folder for the files.
+        sub_dir: the name of a folder for the files, inside the run's folder.
         kwargs: passed on to ``torch.utils.tensorboard.SummaryWriter``: ``max_queue``, ``flush_secs``, ...
 
     Raises:
-        ConfigurationError: the package tensorboard is not installed, or ``version`` has another type.
+        ConfigurationError: the package tensorboard is not installed, or ``version`` has a wrong type.
     """
 
     def __init__(
@@ -83,31 +86,32 @@ class TensorBoardLogger(FolderLogger):
         self._default_hp_metric = default_hp_metric
         self._kwargs = kwargs
         self._writer: EventFile | None = None
-        self._event_file: str | None = None  # the file of this process
+        self._event_file: str | None = None  # the event file that this process writes
         self._owner = os.getpid()
-        self._sizes: dict[str, int] = {}  # sizes of earlier event files of this run, by name
+        self._sizes: dict[str, int] = {}  # sizes of the run's event files, by name
         self._last: dict[str, int] = {}  # the last step of each curve
-        self._found: dict[str, int] = {}  # that step at the checkpoint, of curves that this fit has not continued yet
-        self._resumes_at: dict[str, Any] = {}  # the state of the checkpoint, until something is logged
+        # for each curve that a resumed fit has not continued yet: the last step in the checkpoint
+        self._found: dict[str, int] = {}
+        self._resumes_at: dict[str, Any] = {}  # the checkpoint's state, kept until a value is logged
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_writer": None, "_event_file": None}  # a copy writes its own file
+        return {**self.__dict__, "_writer": None, "_event_file": None}  # a copy of the logger writes a file of its own
 
     @property
     def sub_dir(self) -> str | None:  # type: ignore[override]  # read-only here
-        """The folder inside the run's folder, as passed."""
+        """The folder inside the run's folder, as it was passed."""
         return self._sub_dir
 
     @property
     def log_dir(self) -> str:
-        """This run's folder, including ``sub_dir``; it is created with the first written value."""
+        """This run's folder, including ``sub_dir``, which is created when the first value is written."""
         return os.path.join(super().log_dir, self._sub_dir) if self._sub_dir else super().log_dir
 
     @property
     def experiment(self) -> SummaryWriter:
         """The ``SummaryWriter``, for images, histograms and so on; reading this property opens it.
 
-        On other ranks than 0 it is an object that ignores every call.
+        On ranks other than 0, it is an object that ignores every call.
         """
         if rank_from_environ() != 0:
             return Nothing()  # type: ignore[return-value]
@@ -131,7 +135,7 @@ class TensorBoardLogger(FolderLogger):
         writer, values = self.experiment, self._named(metrics)
         if step is not None:
             curves = values.keys() - self._named({"epoch": 0}).keys()  # "epoch" is logged with every curve
-            # a resumed fit logs again what was logged when the checkpoint was saved
+            # a resumed fit logs the values of the checkpoint's step again, which the file already has
             known = {name for name in curves if step <= self._found.get(name, step - 1)}
             if known and known == curves:
                 return
@@ -154,8 +158,10 @@ class TensorBoardLogger(FolderLogger):
         """Record ``params``, a mapping or a namespace, for the table of runs; nested names are joined by a slash.
 
         Args:
-            params: the hyperparameters; later values replace earlier ones. ``None``: the earlier hyperparameters.
-            metrics: numbers for comparing runs; a single number is called ``hp_metric``.
+            params: the hyperparameters; they are added to those of earlier calls, and replace those with the same name.
+                ``None``: only those of earlier calls.
+            metrics: numbers by name, by which runs are compared; a single number without a name is called
+                ``hp_metric``.
             step: the x position of ``metrics``; 0 by default.
         """
         from torch.utils.tensorboard.summary import hparams
@@ -169,18 +175,20 @@ class TensorBoardLogger(FolderLogger):
         if is_result:
             self._found = {name: at for name, at in self._found.items() if name not in self._named(metrics)}
         self.log_metrics(metrics, step or 0)
-        # SummaryWriter.add_hparams would create another run below this one, so its parts are written separately.
+        # The parts of SummaryWriter.add_hparams are called here one by one, because that method would create another
+        # run in a folder below this one.
         summaries = hparams(dict(_flat(self.hparams)), self._named(metrics))  # type: ignore[no-untyped-call]
         for summary in summaries:
             file_writer.add_summary(summary)
 
     @rank_zero_only
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
-        """Record the graph of ``model`` on ``input_array``, by default its ``example_input_array``.
+        """Record the graph of ``model``, traced with ``input_array``, or by default with the model's
+        ``example_input_array``.
 
         The method does nothing unless the logger was created with ``log_graph=True``. The model is traced in evaluation
-        mode and in its run's precision, without effects on the run (:func:`~drivetrain.module.export.example_pass`). If
-        tracing fails, a warning is issued and there is no graph.
+        mode and in the Trainer's precision, without effects on the run
+        (:func:`~drivetrain.module.export.example_pass`). If tracing fails, a warning is issued and there is no graph.
         """
         if not self._log_graph:
             return
@@ -192,15 +200,16 @@ class TensorBoardLogger(FolderLogger):
                 )
                 return
             args, kwargs = inputs
-            # torch's tracer reads every attribute, and the module's ``trainer`` raises without a Trainer.
+            # A module without a Trainer is replaced by a copy, because torch's tracer reads every attribute, and
+            # ``trainer`` would raise.
             traced = model if getattr(model, "_trainer", None) is not None else detached(model)
             if kwargs:
                 traced, args = _ByName(traced, list(kwargs)), tuple(kwargs.values())
             try:
                 with warnings.catch_warnings():
-                    # torch advises against its tracer, which its own method calls
+                    # torch deprecates its tracer, but its own add_graph calls it
                     warnings.filterwarnings("ignore", ".torch.jit.* is deprecated")
-                    # strict tracing does not support dictionaries as output
+                    # not strict, because strict tracing does not support a dictionary as output
                     self.experiment.add_graph(traced, args, use_strict_trace=False)
             except Exception as error:
                 rank_zero_warn(
@@ -216,7 +225,9 @@ class TensorBoardLogger(FolderLogger):
         return {**self._place(), **(self._resumes_at or {"files": dict(self._sizes), "last": dict(self._last)})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the event files of ``state``, if the folder has them; the next logged value cuts them."""
+        """Continue the event files of ``state``, if the folder has them. Their later events are moved away when the
+        next value is logged.
+        """
         if (state["files"] and not self.numbers_runs) or self._continues:
             self._resumes_at = {name: {**state[name]} for name in ("files", "last")}
 
@@ -229,7 +240,9 @@ class TensorBoardLogger(FolderLogger):
                 self._sizes[os.path.basename(self._event_file)] = os.path.getsize(self._event_file)
 
     def _take_events_back(self) -> None:
-        """Cut each event file at its size in the checkpoint, and move later events to another file."""
+        """Shorten each event file to the size that the checkpoint has recorded for it, and move the later events to
+        another file.
+        """
         state, self._resumes_at = self._resumes_at, {}
         if self._writer is not None:
             self._writer.close()
@@ -241,9 +254,9 @@ class TensorBoardLogger(FolderLogger):
             return  # another folder
         self._sizes, self._last, self._found = state["files"], state["last"], dict(state["last"])
         for name in names:
-            # files of other processes that resumed from this checkpoint, or from a later one
+            # files that other processes wrote after they had resumed from this checkpoint or a later one
             is_later = name.startswith("events.out.") and _RESUMED in name
-            # or files of the run itself, if it had none at the checkpoint
+            # or all event files of the run, if it had none when the checkpoint was saved
             is_later = is_later or (name.startswith("events.out.") and not self._sizes)
             size = self._sizes.get(name, 0 if is_later else None)
             if size is not None:
@@ -266,7 +279,8 @@ class TensorBoardLogger(FolderLogger):
         """Write buffered values, and ``hparams.yaml``."""
         self._flush(also_empty=not self.is_undecided)
         if self._writer is None and not self.is_undecided:
-            # called at the start of a fit, so that an unusable folder raises an error before training
+            # save is also called at the start of a fit; looking into the folder raises an error before training if it
+            # is unusable
             self._look_into_folder()
 
     def _flush(self, also_empty: bool = False) -> None:
@@ -278,12 +292,16 @@ class TensorBoardLogger(FolderLogger):
         self._upload()
 
     def _forget_copy(self) -> None:
-        """Drop the writer in a forked process, which lacks the writer's thread: waiting for the writer would hang."""
+        """In a forked process, drop the writer, because its thread does not exist there, and waiting for the thread
+        would hang.
+        """
         if self._owner != os.getpid():
             self._writer, self._event_file, self._owner = None, None, os.getpid()
 
     def _forget_deleted(self) -> None:
-        """Close an event file that was deleted: the writer would continue without an error and without a file."""
+        """Close the writer if its event file was deleted, because it would go on writing to the deleted file without an
+        error.
+        """
         if self._event_file is None or os.path.exists(self._event_file):
             return
         rank_zero_warn(
@@ -297,19 +315,19 @@ class TensorBoardLogger(FolderLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write buffered values and close the writer with its file and thread."""
+        """Write buffered values, and close the writer, which closes its file and ends its thread."""
         self._flush()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
         if self._mirror is not None:
             self._note_size()
-            self._event_file = None  # uploaded and removed here; the next run writes another file
+            self._event_file = None  # the local file is removed after the upload, so the next run writes another file
         self._upload(releases=True)
 
 
 class _ByName(nn.Module):
-    """A model with named inputs, wrapped for a tracer that only supports positions."""
+    """Wraps a model whose inputs are named, because torch's tracer supports only positional inputs."""
 
     def __init__(self, model: nn.Module, names: list[str]) -> None:
         super().__init__()

@@ -13,14 +13,16 @@ from drivetrain.loggers._run import RunLogger, array_of, flat, mapping_of
 
 
 class TrackioLogger(RunLogger):
-    """Logs to a run of Trackio: a database on this machine, which ``trackio show`` shows in a browser.
+    """Logs to a run of Trackio: a database on this machine, whose contents ``trackio show`` shows in a browser.
 
-    The variable ``TRACKIO_DIR`` names the database's folder, and must be set before trackio is imported. A fit that
-    resumes from a checkpoint continues the run that wrote it.
+    The environment variable ``TRACKIO_DIR`` names the database's folder. It must be set before trackio is imported. A
+    fit that resumes from a checkpoint continues the run that wrote it.
 
     Args:
-        project: the project; ``None``: the variable ``TRACKIO_PROJECT``, otherwise "lightning_logs".
-        name: the run's name, to continue an earlier one; ``None``: a new run with a name that Trackio chooses.
+        project: the project; ``None``: the environment variable ``TRACKIO_PROJECT``, or if it is not set,
+            "lightning_logs".
+        name: the run's name; if there is a run with this name, it is continued; ``None``: a new run with a name that
+            Trackio chooses.
         prefix: prepended to every metric's name, joined by a hyphen.
         kwargs: passed on to ``trackio.init``: ``group``, ``space_id``, ``server_url``, ``auto_log_gpu``, ...
 
@@ -32,7 +34,8 @@ class TrackioLogger(RunLogger):
         super().__init__(prefix, name, "trackio")
         self._project = project or os.environ.get("TRACKIO_PROJECT", "lightning_logs")
         self._init: dict[str, Any] = {"embed": False, **kwargs}
-        # Trackio replaces a run's configuration whenever the run is continued.
+        # This dictionary is passed whenever the run is continued, because Trackio then replaces the run's
+        # configuration.
         self._init["config"] = dict(kwargs.get("config") or {})
 
     def _begin(self) -> Any:
@@ -49,7 +52,9 @@ class TrackioLogger(RunLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any = None) -> None:
-        """Add ``params``, a mapping or a namespace, to the run's configuration, which is sent with the first values."""
+        """Add ``params``, a mapping or a namespace, to the run's configuration, which Trackio sends together with the
+        first values.
+        """
         self._init["config"].update(flat(mapping_of(params)))
         self.experiment.config.update(self._init["config"])
 
@@ -61,7 +66,7 @@ class TrackioLogger(RunLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write the remaining values. ``trainer.test`` continues the run."""
+        """Write the remaining values. The run stays open, so that ``trainer.test`` can log to it."""
         if self._run is not None:
             self._run.finish()
             self._run = None

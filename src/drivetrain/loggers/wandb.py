@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 _STEP = "trainer/global_step"
 _SETTINGS = ("monitor", "mode", "save_last", "save_top_k", "save_weights_only", "_every_n_train_steps")
-"""The settings of a ModelCheckpoint that are stored with its files, under Lightning's names."""
+"""The arguments of a ModelCheckpoint that are stored with each uploaded checkpoint, under the names that Lightning
+uses.
+"""
 
 
 class InitArguments(TypedDict, total=False):
-    """Arguments of ``wandb.init`` that the logger does not have itself, for type checkers and for the command line."""
+    """The arguments that WandbLogger passes on to ``wandb.init``, for type checkers and for the command line."""
 
     entity: str | None
     notes: str | None
@@ -50,20 +52,22 @@ class InitArguments(TypedDict, total=False):
 class WandbLogger(Tables):
     """Logs to a run of Weights & Biases.
 
-    The x axis of the curves is ``trainer/global_step``. The service's own step, which counts calls and must not go
-    back, is not set, so that a resumed run loses no row. A fit that resumes from a checkpoint continues the run that
+    The x axis of the curves is ``trainer/global_step``. wandb's own step is not set, because wandb drops rows whose
+    step is lower than an earlier one, as after a resume. A fit that resumes from a checkpoint continues the run that
     wrote it.
 
     Args:
         name: the run's name.
         save_dir: the folder for wandb's files.
         version: an alias of ``id``.
-        offline: keep everything on this machine; ``wandb sync`` uploads it later.
+        offline: keep the run on this machine; ``wandb sync`` uploads it later.
         dir: an alias of ``save_dir``.
-        id: the id of the run, to continue an earlier one.
+        id: the id of the run; if there is a run with this id, it is continued.
         anonymous: log without an account.
-        project: the project; ``None``: the variable ``WANDB_PROJECT``, otherwise "lightning_logs".
-        log_model: upload checkpoints: True at the end of the run, "all" each one after it was written.
+        project: the project; ``None``: the environment variable ``WANDB_PROJECT``, or if it is not set,
+            "lightning_logs".
+        log_model: whether to upload checkpoints: True uploads those that are kept at the end of the run, "all" uploads
+            each one after it was written.
         experiment: an existing run from ``wandb.init``.
         prefix: prepended to every metric's name, joined by a hyphen.
         checkpoint_name: the name of the artifact with checkpoints; ``None``: ``model-<run id>``.
@@ -71,8 +75,7 @@ class WandbLogger(Tables):
         kwargs: passed on to ``wandb.init``: ``entity``, ``tags``, ``group``, ``config``, ...
 
     Raises:
-        ConfigurationError: the package wandb is not installed, or checkpoints cannot be uploaded because of
-            ``offline``.
+        ConfigurationError: the package wandb is not installed, or ``log_model`` was passed together with ``offline``.
     """
 
     def __init__(
@@ -132,7 +135,8 @@ class WandbLogger(Tables):
         return run
 
     def _define_axis(self, run: Any) -> None:
-        if getattr(run, "define_metric", None) and self._has_tensorboard:  # TensorBoard's values bring their own axis
+        # values that come from TensorBoard have their own x axis
+        if getattr(run, "define_metric", None) and self._has_tensorboard:
             run.define_metric("*", step_metric="global_step")
         elif getattr(run, "define_metric", None):
             run.define_metric(_STEP)
@@ -157,7 +161,7 @@ class WandbLogger(Tables):
     def watch(
         self, model: nn.Module, log: str | None = "gradients", log_freq: int = 100, log_graph: bool = True
     ) -> None:
-        """Let wandb log the gradients or the parameters of ``model`` as histograms, every ``log_freq`` batches."""
+        """Let wandb log histograms of the gradients or the parameters of ``model`` after every ``log_freq`` batches."""
         self.experiment.watch(model, log=log, log_freq=log_freq, log_graph=log_graph)
 
     # ---- media ---------------------------------------------------------------------------------------------------
@@ -174,7 +178,7 @@ class WandbLogger(Tables):
 
     @rank_zero_only
     def log_audio(self, key: str, audios: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
-        """Log sounds: arrays, with ``sample_rate``, or paths."""
+        """Log sounds: paths, or arrays together with their ``sample_rate``."""
         self._log_media("log_audio", "Audio", key, audios, step, kwargs)
 
     @rank_zero_only
@@ -207,13 +211,13 @@ class WandbLogger(Tables):
         artifact_type: str | None = None,
         use_artifact: bool = True,
     ) -> str:
-        """Download an artifact, such as a checkpoint, and return its folder.
+        """Download an artifact, such as a checkpoint, and return the folder with its files.
 
         Args:
-            artifact: its address, ``entity/project/name:version``.
+            artifact: the artifact's name in wandb, ``entity/project/name:version``.
             save_dir: the target folder; ``None``: wandb's folder.
             artifact_type: its type.
-            use_artifact: record its use in the current run, if there is one.
+            use_artifact: record in the current run, if there is one, that the artifact is used.
         """
         if wandb.run is not None and use_artifact:
             found = wandb.run.use_artifact(artifact)
@@ -227,7 +231,7 @@ class WandbLogger(Tables):
 
 
 def _plain(value: Any) -> Any:
-    """Return hyperparameters in wandb's form: plain data, and the text of other values."""
+    """Return hyperparameters in the form that wandb accepts: plain data as it is, other values as text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""LightningModule, LightningDataModule, and what they are built from."""
+"""LightningModule, LightningDataModule, and the classes and functions that they are built from."""
 
 from drivetrain.base.lazy import public
 

@@ -22,7 +22,7 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
     """The data of a run, separate from the model: download, split, loaders.
 
     Override what you need: ``prepare_data`` (one process), ``setup`` (every process), the loaders, the transfer hooks,
-    ``teardown``. A loader or transfer hook of the datamodule takes precedence over the module's.
+    ``teardown``. If the datamodule and the module define the same loader or transfer hook, the datamodule's is called.
     """
 
     CHECKPOINT_HYPER_PARAMS_KEY = "datamodule_hyper_parameters"
@@ -54,10 +54,11 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
 
         Args:
             train_dataset: the training dataset; its loader shuffles, unless the dataset is iterable-style.
-            val_dataset, test_dataset, predict_dataset: one dataset, or a list or dictionary of them: one loader each.
-            batch_size, num_workers: as for every DataLoader. They are also passed to a constructor that
-                has parameters of these names.
-            datamodule_kwargs: the constructor's own arguments.
+            val_dataset, test_dataset, predict_dataset: one dataset; or a list or dictionary of datasets, each of which
+                gets its own loader.
+            batch_size, num_workers: arguments of every DataLoader. They are also passed to this class's constructor if
+                it has parameters of these names.
+            datamodule_kwargs: further arguments of this class's constructor.
         """
         module = cls(**datamodule_kwargs, **taken(cls, {"batch_size": batch_size, "num_workers": num_workers}))
         datasets = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
@@ -71,7 +72,7 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
             return DataLoader(dataset, batch_size, shuffle=draws, num_workers=num_workers)
 
         for name, dataset in datasets.items():
-            if dataset is not None:  # set on the instance, where the Trainer treats the method as an override
+            if dataset is not None:  # the Trainer treats a method that is set on the instance as an override
                 setattr(module, f"{name}_dataloader", partial(loaders, dataset, name == "train"))
         return module
 
@@ -87,7 +88,7 @@ _HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_data
 
 
 def _described(hook: Callable[[], Any]) -> str:
-    """Return a description of the loaders from ``hook``, with their number of samples."""
+    """Return a description of the loaders that ``hook`` returns, with the number of samples of each."""
     try:
         given = hook()
     except Exception as error:  # the hook may raise, for example because setup has not run
@@ -96,7 +97,7 @@ def _described(hook: Callable[[], Any]) -> str:
 
 
 class _Shown(str):
-    """A text that is printed without quotes inside a list."""
+    """A string that is shown without quotes when the list that contains it is printed."""
 
     __repr__ = str.__str__
 

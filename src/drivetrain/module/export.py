@@ -1,4 +1,4 @@
-"""Export a module to ONNX, TorchScript and TensorRT; run a trial pass of it."""
+"""Export a module to ONNX, TorchScript and TensorRT; run ``forward`` on example inputs, without lasting effects."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class ExportMixin:
-    """Gives a module its export methods. Each runs ``forward`` in evaluation mode and without gradients.
+    """Gives a module its export methods. Each method runs ``forward`` in evaluation mode and without gradients.
 
-    An exported model has no Trainer: ``self.trainer`` is ``None`` in its ``forward``. Afterwards the module is
-    unchanged, including the mode of every submodule. A file is first written under another name, so a failure does not
-    damage an existing file; missing folders are created.
+    An exported model has no Trainer: ``self.trainer`` is ``None`` in its ``forward``. An export leaves this module
+    unchanged, including the mode of every submodule. The file is first written under another name, so that a failed
+    export does not damage an existing file. Missing folders are created.
     """
 
     example_input_array: Any = None
@@ -48,8 +48,8 @@ class ExportMixin:
         """Return the model as ONNX.
 
         Args:
-            file_path: the path; large weights may go into a file beside it. Or a file object open for writing, such as
-                ``io.BytesIO()``.
+            file_path: the path of the file, or a file object open for writing, such as ``io.BytesIO()``. With a path,
+                torch may write large weights into another file in the same folder.
             input_sample: the inputs, in the form of :attr:`example_input_array`, which is the default.
             **kwargs: arguments of ``torch.onnx.export``, such as ``dynamic_shapes`` or ``opset_version``.
 
@@ -62,7 +62,7 @@ class ExportMixin:
         args, kwarg_inputs = _inputs(self, input_sample, "to_onnx", "input_sample")
         _require("to_onnx", *(["onnx", "onnxscript"] if kwargs.get("dynamo", True) else ["onnx"]))
         if file_path is not None and not isinstance(file_path, (str, Path)):
-            kwargs.setdefault("external_data", False)  # everything is written into the one open file
+            kwargs.setdefault("external_data", False)  # weights in a second file could not be written to a file object
         with _exportable(self) as model, _target(file_path) as target:
             return torch.onnx.export(model, args, target, kwargs=kwarg_inputs or None, **kwargs)
 
@@ -77,15 +77,18 @@ class ExportMixin:
 
         Args:
             file_path: the path of the file.
-            method: "script" compiles ``forward`` and the functions that it calls; "trace" records one run of it.
-            example_inputs: the inputs to trace with, in the form of :attr:`example_input_array`, which is the default.
+            method: "script" compiles ``forward`` and the functions that it calls; "trace" records the operations of one
+                call of ``forward``.
+            example_inputs: the inputs for ``method="trace"``, in the form of :attr:`example_input_array`, which is the
+                default.
             **kwargs: arguments of ``torch.jit.script`` or ``torch.jit.trace``.
 
         Returns:
-            A ``ScriptModule``. The TorchScript module shares its weights with this module until it is saved and loaded.
+            A ``ScriptModule``, which shares its weights with this module. A ``ScriptModule`` loaded from the file has
+            its own.
 
         Raises:
-            ConfigurationError: the method is unknown, or there are no inputs to trace with.
+            ConfigurationError: the method is unknown, or there are no inputs for ``method="trace"``.
         """
         lightning_deprecation("torch deprecates TorchScript. Write torch.export.export(...).")
         if method not in ("script", "trace"):
@@ -122,8 +125,8 @@ class ExportMixin:
             ir: how the model is captured: "default", "dynamo" or "ts".
             output_format: the file format: "exported_program" or "torchscript". With ``ir="ts"``, the format is always
                 "torchscript".
-            retrace: export the compiled graph once more when it is written.
-            **compile_kwargs: for ``torch_tensorrt.compile``.
+            retrace: export the compiled graph once more before it is written to the file.
+            **compile_kwargs: arguments of ``torch_tensorrt.compile``.
 
         Returns:
             The compiled model.
@@ -158,7 +161,7 @@ def _inputs(module: Any, sample: Any, method: str, argument: str) -> Arguments:
 def _arguments(sample: Any) -> Arguments:
     if isinstance(sample, Mapping):
         return (), dict(sample)
-    return (sample if type(sample) is tuple else (sample,)), {}  # a named tuple is one argument
+    return (sample if type(sample) is tuple else (sample,)), {}  # a named tuple is one argument, unlike a plain tuple
 
 
 def _require(method: str, *packages: str) -> None:
@@ -173,8 +176,8 @@ def _require(method: str, *packages: str) -> None:
 
 @contextmanager
 def _target(given: str | Path | IO[bytes] | None) -> Iterator[str | None]:
-    """Do the work of :func:`_replacing`; for an open file, yield a temporary path, and copy its content to the file at
-    the end.
+    """Yield a path to write to: for a path, that of :func:`_replacing`; for an open file, a temporary path, whose
+    content is copied into the open file at the end.
     """
     if given is None or isinstance(given, (str, Path)):
         with _replacing(given) as path:
@@ -192,7 +195,8 @@ def _target(given: str | Path | IO[bytes] | None) -> Iterator[str | None]:
 
 @contextmanager
 def _replacing(path: str | Path | None) -> Iterator[str | None]:
-    """Yield a temporary path; after success, move the files written there, and beside it, to ``path``.
+    """Yield a temporary path; if no exception is raised, move the file written there, and others in its folder, to
+    ``path`` and its folder.
 
     Raises:
         OSError: ``path`` is a folder, a pipe or a device.
@@ -205,7 +209,7 @@ def _replacing(path: str | Path | None) -> Iterator[str | None]:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
         yield os.path.join(folder, target.name)
-        # the file itself is moved last
+        # the file ``path`` is moved last, so that the files to which it refers are already there
         for written in sorted(Path(folder).iterdir(), key=lambda file: file.name == target.name):
             files.move(written, target.parent / written.name)
 
@@ -217,18 +221,18 @@ def _replacing(path: str | Path | None) -> Iterator[str | None]:
 def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
     """Context in which ``module`` is in evaluation mode and without gradients, and its logging is discarded.
 
-    Afterwards every submodule has its own mode, and every random generator its earlier state, also after an exception.
+    When the context ends, also by an exception, every submodule's mode and every random generator's state are restored.
 
     Args:
         module: the module to run.
-        draws: keep the random generators' new states instead.
+        draws: do not restore the random generators' states.
     """
     parts = list(module.modules())
     modes = [part.training for part in parts]
     with nullcontext() if draws else isolate_rng(), torch.no_grad(), logbooks.without_logging(module):
         try:
             for part in parts:
-                # not eval(), because a user's train() may have other effects, which could not be undone
+                # eval() would call a user's train(), whose other effects could not be undone
                 part.training = False
             yield
         finally:
@@ -238,16 +242,19 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
 
 @contextmanager
 def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> Iterator[Arguments | None]:
-    """Context for running ``forward``: :func:`undisturbed`, and in the precision of the module's Trainer if it has one.
+    """Context for running ``forward``: as :func:`undisturbed`, and in the Trainer's precision if the module has a
+    Trainer.
 
     Args:
-        module: the module to run; need not be a LightningModule.
+        module: the module to run, which need not be a LightningModule.
         sample: the inputs, in the form of ``example_input_array``, which is the default.
-        draws: keep the random generators' new states instead.
+        draws: do not restore the random generators' states.
 
-    Yields: A copy of the inputs on the module's device; ``None`` if there are no inputs, and then nothing was changed.
+    Yields: A copy of the inputs on the module's device; ``None`` if there are no inputs, and then the module's modes
+        are not changed.
     """
-    # Not read yet: a property of a user's class may draw random numbers.
+    # example_input_array is not read before the random generators' states are kept, because it may be a property of the
+    # user's class that draws random numbers.
     if sample is None and inspect.getattr_static(module, "example_input_array", None) is None:
         yield None
         return
@@ -280,7 +287,9 @@ def detached(module: nn.Module) -> nn.Module:
 
 
 class _Unregistered:
-    """Prevents the side effects of subclassing, such as registration, for the classes created here."""
+    """A base class whose ``__init_subclass__`` does nothing, so that a user's, which may register classes, is not
+    called.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass
@@ -290,8 +299,8 @@ class _Unregistered:
 def _detached_class(cls: type[Any]) -> tuple[type[Any], frozenset[str]]:
     """Return a subclass of ``cls`` that TorchScript can inspect, and the names that this package sets on its instances.
 
-    TorchScript reads every attribute, so ``trainer`` must not raise; and it compiles every property unless told to
-    ignore it.
+    TorchScript reads every attribute, so ``trainer`` must not raise. TorchScript also compiles every property that
+    ``__jit_unused_properties__`` does not name.
     """
     ours = [base for base in cls.__mro__ if base.__module__.startswith("drivetrain.")]
     properties = [
@@ -313,10 +322,10 @@ def _detached_class(cls: type[Any]) -> tuple[type[Any], frozenset[str]]:
 
 
 def _detached(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
-    """Do the work of :func:`detached`; submodules of this kind are copied too.
+    """Return the copy that :func:`detached` describes; submodules that are LightningModules are copied too.
 
     Args:
-        module: the outermost module; it is not changed.
+        module: the module to copy; it is not changed.
         made: the copies made so far, by the id of the original, so that a shared submodule stays shared.
     """
     if id(module) in made:

@@ -1,4 +1,5 @@
-"""Checkpoints of trainable weights only: which weights are frozen, and whether a module has the same frozen weights.
+"""Checkpoints that contain only the trainable weights: find the frozen weights, and check that a module into which such
+a checkpoint is loaded has the same frozen weights.
 
 For each frozen parameter, such a checkpoint contains a fingerprint: its shape, its dtype and a digest of its bytes.
 """
@@ -23,7 +24,7 @@ from drivetrain.base.tree import is_dtensor
 from drivetrain.errors import CheckpointError, CheckpointMismatchError
 
 FINGERPRINTS = "frozen_weights"
-"""The key of the fingerprints in a checkpoint: by the name of the parameter."""
+"""The checkpoint's key for a dictionary from the name of each frozen parameter to its fingerprint."""
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[str, tuple[Any, dict[str, Any]]]] = WeakKeyDictionary()
 
@@ -42,7 +43,8 @@ def frozen_parameters(module: nn.Module, optimizers: Iterable[Optimizer]) -> dic
 def without_frozen(
     module: nn.Module, state: Mapping[str, Any], optimizers: Iterable[Optimizer]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return ``state`` without the frozen parameters of ``module``, and their fingerprints.
+    """Return two dictionaries: ``state`` without the frozen parameters of ``module``, and the fingerprints of these
+    parameters.
 
     Raises:
         CheckpointError: ``state`` contains shards.
@@ -68,7 +70,7 @@ def without_frozen(
 
 
 def _say_what_stays(module: nn.Module, frozen: Collection[str]) -> None:
-    """Log which parameters without gradients are saved anyway, because an optimizer has them."""
+    """Log which parameters are saved although they require no gradient, because an optimizer has them."""
     named = plain_names(dict(module.named_parameters(remove_duplicate=False)))
     stay = [name for name, each in named.items() if not each.requires_grad and name not in frozen]
     if stay:
@@ -89,15 +91,16 @@ def check_base(module: nn.Module, checkpoint: Mapping[str, Any], strict: bool) -
     """Check that ``module`` has the frozen weights with which a checkpoint was trained.
 
     Args:
-        module: a module with its base weights loaded.
+        module: a module whose frozen weights are already loaded.
         checkpoint: any checkpoint.
-        strict: whether the checkpoint's other names must be exactly those of the module.
+        strict: whether the names of the trainable weights must be the same in the checkpoint and in the module.
 
     Returns:
-        Whether to load the checkpoint strictly; False for a checkpoint of trainable weights, which lacks names.
+        Whether to load the checkpoint strictly; False for a checkpoint of trainable weights, because
+        ``load_state_dict`` would miss the frozen weights.
 
     Raises:
-        CheckpointError: the base weights or other names differ.
+        CheckpointError: a frozen weight differs, or with ``strict`` the names of the trainable weights differ.
     """
     if FINGERPRINTS not in checkpoint:
         return strict

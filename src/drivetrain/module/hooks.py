@@ -1,7 +1,8 @@
-"""The hooks of modules and datamodules, the hooks that may log, and the table that calls them.
+"""The hooks of modules and datamodules, the defaults of ``self.log`` in each hook, and the table through which a run
+calls the hooks.
 
 The table is built when a run starts: for each hook, the bound methods of all objects that override it. A hook without
-overrides is an empty tuple, so it costs an empty ``for`` in a step.
+overrides is an empty tuple, so that a step loops over nothing instead of calling empty methods.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ LOG_RULES: dict[str, LogRule] = {
     "test_step": _EVAL, "on_test_batch_start": _EVAL, "on_test_batch_end": _EVAL,
     "on_test_start": _EPOCH, "on_test_epoch_start": _EPOCH, "on_test_epoch_end": _EPOCH,
 }  # fmt: skip
-"""Defaults of ``self.log`` by hook; a hook that is not listed may not log."""
+"""The defaults of ``self.log`` in each hook; in a hook that is not listed, ``self.log`` raises an error."""
 
 
 def _not_defined(owner: Any, hook: str) -> HookError:
@@ -58,7 +59,9 @@ class DataHooks:
     """Whether :meth:`prepare_data` runs once per node, or once in the whole job."""
 
     def prepare_data(self) -> None:
-        """Download or write the run's data; one process does it. Do not set attributes here."""
+        """Download or write the run's data. Only one process of each node, or of the whole job (see
+        :attr:`prepare_data_per_node`), calls this hook, so do not set attributes here.
+        """
 
     def setup(self, stage: str) -> None:
         """Create datasets for ``stage`` ("fit", "validate", "test", "predict"); every process calls it."""
@@ -87,10 +90,10 @@ class DataHooks:
         return batch
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move the batch; by default every tensor in the tree, and every leaf with a method ``to``.
+        """Move the batch; by default, all tensors in nested containers, and other objects with a method ``to``.
 
         Returns:
-            The batch on the device; ``None`` if it was moved in place.
+            The batch on the device; ``None`` if the hook has moved the given object itself.
         """
         return move(batch, device)
 
@@ -118,14 +121,14 @@ class ModelHooks:
         """Called when a training epoch begins, before the loader's iterator is created."""
 
     def on_train_epoch_end(self) -> None:
-        """Called when a training epoch has ended; callbacks with a monitored value see values logged here."""
+        """Called when a training epoch has ended; values logged here can be monitored by callbacks."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
         """Called when a training batch is on the device. Return -1 to skip the rest of the epoch."""
         return None
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Called after a training batch; ``outputs`` as for ``Callback.on_train_batch_end``."""
+        """Called after a training batch; ``outputs`` is described at ``Callback.on_train_batch_end``."""
 
     def on_validation_start(self) -> None:
         """Called when validation begins; the module is in evaluation mode."""
@@ -182,32 +185,36 @@ class ModelHooks:
         """Called after a prediction batch."""
 
     def on_validation_model_train(self) -> None:
-        """Called after validation only if overridden; otherwise the Trainer restores the mode of every submodule."""
+        """Switch back to training mode after validation. If this hook is not overridden, the Trainer restores the mode
+        of every submodule instead of calling the hook.
+        """
 
     def on_test_model_train(self) -> None:
-        """Called after testing only if overridden; otherwise the Trainer restores the mode of every submodule."""
+        """Switch back to training mode after testing. If this hook is not overridden, the Trainer restores the mode of
+        every submodule instead of calling the hook.
+        """
 
     def on_before_zero_grad(self, optimizer: Optimizer) -> None:
-        """Called before the gradients of the last window are cleared, after this window's first ``training_step``."""
+        """Called after the first ``training_step`` of an optimizer step, before the previous gradients are cleared."""
 
     def on_before_backward(self, loss: Tensor) -> None:
         """Called before the backward pass of ``loss``, which is divided by the number of accumulated batches."""
 
     def on_after_backward(self) -> None:
-        """Called when the gradients of this batch have been added."""
+        """Called after the backward pass of a batch, when its gradients were added to each parameter's ``grad``."""
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Called when the gradients are complete, unscaled and not yet clipped: inspect norms here."""
+        """Called when an optimizer step's gradients are complete, unscaled and not yet clipped; inspect norms here."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Called when ``checkpoint`` is complete but not written: add to it or change it."""
+        """Called when ``checkpoint`` is complete and not yet written; add entries or change them here."""
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Called when ``checkpoint`` was read, before the module loads its weights."""
+        """Called after ``checkpoint`` was read and before its weights are loaded into the module."""
 
 
 class HookParty(Protocol):
-    """The members of a callback that the loops use; the contract is :class:`drivetrain.callback.Callback`."""
+    """The members of a callback that the loops use; :class:`drivetrain.callback.Callback` describes them."""
 
     position: Literal["first", "any", "last"]
     monitors: bool
@@ -224,31 +231,33 @@ class HookParty(Protocol):
 class HookTable:
     """The hooks of one run, each bound to the callbacks, module and strategy that override it.
 
-    Order: callbacks as listed, the module, the strategy. At ``on_train_epoch_end`` the callbacks with a monitored value
-    come after the module, so that they see the values that it logs there. At ``on_train_batch_end`` and
-    ``on_validation_end``, callbacks that save also come after the module, so that the file contains the module's
-    changes in that hook.
+    The overrides are called in this order: the callbacks' as listed, the module's, the strategy's. In
+    ``on_train_epoch_end``, callbacks with a monitored value are called after the module, so that they see the values
+    that the module logs in this hook. In ``on_train_batch_end``, ``on_validation_end`` and ``on_train_epoch_end``,
+    callbacks that save are called after the module, so that the file contains what the module changes in this hook.
 
     Attributes:
-        spans: a :class:`drivetrain.loops.spans.Spans`, which measures hooks for a profiler; ``None`` without a
+        spans: the :class:`drivetrain.loops.spans.Spans` that measures hooks for a profiler; ``None`` without a
             profiler.
-        completes: hooks in which an exception is raised only after all overrides were called. In a fit with a callback
-            that saves on exceptions, these are the hooks that end a batch, a validation or an epoch: the checkpoint is
-            then saved after all overrides have run, and a resumed run need not repeat them.
-        observers: objects that observe the run without changing it. A method with the name of a hook is called, without
-            arguments, after all overrides of that hook, outside steps. Other methods are called in phases without a
-            hook: ``nothing_trained``; ``window_without_step(output)``; ``before_validation``, in a fit;
-            ``batches_ended``, before a training epoch's end hooks; ``epoch_closed``, when the epoch is complete;
-            ``values_left(rows)`` and ``logged_nan(names, step)``, by the log; ``results_agreed(stage)``;
-            ``before_save``, which may raise to prevent a checkpoint; ``state_alone``, for a save after an exception:
-            its results are equal on ranks with equal states; ``checkpoint_saved(path, step)``, when a ModelCheckpoint's
-            file is durable; ``step_bound(step)``, which returns the step to run instead.
+        completes: the hooks in which an exception of one override is raised only after all overrides were called. In a
+            fit with a callback that saves on exceptions, these are the hooks that end a batch, a validation or an
+            epoch, because a resumed run does not call them again.
+        observers: objects that observe the run without changing it. An observer's method with the name of a hook is
+            called without arguments after all overrides of that hook, except for hooks that run in each step. Other
+            methods are called in phases that have no hook: ``nothing_trained``; ``window_without_step(output)``;
+            ``before_validation``, in a fit; ``batches_ended``, before the hooks at the end of a training epoch;
+            ``epoch_closed``, when the epoch is complete; ``values_left(rows)`` and ``logged_nan(names, step)``, when
+            values are logged; ``results_agreed(stage)``; ``before_save``, which may raise to prevent a checkpoint;
+            ``state_alone``, for a save after an exception: the observer returns equal values on ranks with equal
+            states; ``checkpoint_saved(path, step)``, when a ModelCheckpoint's file is durable; ``step_bound(step)``,
+            which returns the function that the loop calls instead of ``step``.
 
     Args:
-        trainer, module, callbacks, strategy: objects with hooks; those of callbacks get ``(trainer, module)`` first.
-        bases: the classes whose methods do not count as overrides: those of the module and of callbacks; and the class
-            of the callbacks that save.
-        book: the logbook; the running hook determines the defaults of ``self.log``.
+        trainer, module, callbacks, strategy: objects with hooks; the hooks of callbacks get the Trainer and the module
+            as their first arguments.
+        bases: three classes: the base class of modules and that of callbacks, whose own methods do not count as
+            overrides, and the base class of callbacks that save.
+        book: the logbook, which keeps logged values and takes the defaults of ``self.log`` from the running hook.
     """
 
     _trainer: Any
@@ -269,11 +278,11 @@ class HookTable:
         return replace(self, callbacks=(), spans=None, observers=[])
 
     def scope(self, hook: str, dataloader_idx: int | None = None) -> Scope:
-        """Return the logging scope of ``hook``."""
+        """Return the scope in which ``hook`` logs: the stage, the hook and the defaults of ``self.log``."""
         return self._book.scope_for(_group(hook), hook, LOG_RULES.get(hook), dataloader_idx)
 
     def stateful_callbacks(self) -> list[HookParty]:
-        """Return the callbacks with a state, except those that save: their states describe files."""
+        """Return the callbacks with a state, except those that save, because their states describe files."""
         return [
             callback
             for callback in self.callbacks
@@ -281,7 +290,7 @@ class HookTable:
         ]
 
     def bind(self, hook: str, dataloader_idx: int | None = None) -> tuple[Call, ...]:
-        """Return the callables for ``hook``: none, or one that calls all overrides in order."""
+        """Return a tuple for ``hook``: empty, or with one function that calls all overrides in order."""
         before, after = self._callback_calls(hook)
         if after and hook == "on_train_epoch_end":  # these callbacks use values that the module logs in this hook
             after = [lambda *_: self._book.agree_on_epoch("train"), *after]
@@ -290,12 +299,12 @@ class HookTable:
         return bound if self.spans is None else cast("tuple[Call, ...]", self.spans.around(hook, bound))
 
     def bind_callbacks(self, hook: str) -> tuple[Call, ...]:
-        """Return only the callbacks' overrides of ``hook``."""
+        """Return the tuple of :meth:`bind`, for the callbacks' overrides of ``hook`` alone."""
         before, after = self._callback_calls(hook)
         return (self._scoped(hook, [*before, *after]),) if before or after else ()
 
     def bind_method(self, name: str) -> Call | None:
-        """Return the module's method ``name`` if it is overridden; its logging belongs to that hook."""
+        """Return the module's method ``name`` if it is overridden; what it logs counts as logged in this hook."""
         if not overrides(self._module, name, self._module_base):
             return None
         method = self._measured(self._module, "LightningModule", name)
@@ -316,7 +325,7 @@ class HookTable:
         return call
 
     def overridden(self, name: str) -> str:
-        """Return the class of the module or callback that overrides ``name``; empty if none does."""
+        """Return the class name of the first module or callback that overrides ``name``; "" if none overrides it."""
         return next((type(owner).__name__ for owner, _ in self.overriders(name)), "")
 
     def overriders(self, name: str) -> Iterator[tuple[Any, type]]:
@@ -325,14 +334,16 @@ class HookTable:
         return (pair for pair in parties if hasattr(pair[1], name) and overrides(pair[0], name, pair[1]))
 
     def check_takes_index(self, word: str, several: bool) -> None:
-        """Check that hooks around batches take ``dataloader_idx`` with several loaders, and do not require it with one.
+        """Check that the hooks before and after a batch accept ``dataloader_idx`` if there are several loaders, and do
+        not require it if there is one.
 
         Args:
             word: the stage in the hooks' names: "validation", "test" or "predict".
             several: whether there are several loaders.
 
         Raises:
-            ConfigurationError: a hook does not accept it, or requires it.
+            ConfigurationError: with several loaders, a hook does not accept ``dataloader_idx``; or with one loader, a
+                hook requires it.
         """
         for hook in (f"on_{word}_batch_start", f"on_{word}_batch_end"):
             for owner, base in self.overriders(hook):
@@ -351,7 +362,7 @@ class HookTable:
                     ) from None
 
     def call(self, hook: str, *args: Any) -> None:
-        """Bind and call a hook, outside of the step."""
+        """Bind a hook and call it at once; for hooks that do not run in each step."""
         for bound in self.bind(hook):
             bound(*args)
         self.notify(hook)
@@ -366,16 +377,16 @@ class HookTable:
         return tuple(getattr(each, phase) for each in self.observers if hasattr(each, phase))
 
     def call_callbacks(self, hook: str, *args: Any) -> None:
-        """Bind and call the callbacks' overrides."""
+        """Bind the callbacks' overrides of ``hook`` and call them at once."""
         for bound in self.bind_callbacks(hook):
             bound(*args)
 
     def call_method(self, name: str, *args: Any) -> Any:
-        """Call the module's method ``name``, overridden or not, as the hook of this name."""
+        """Call the module's method ``name``, overridden or not; what it logs counts as logged in the hook ``name``."""
         return (self.bind_method(name) or getattr(self._module, name))(*args)
 
     def call_on(self, owner: Any, name: str, *args: Any) -> Any:
-        """Call the method ``name`` of the module, as that hook, or of the datamodule."""
+        """Call the method ``name`` of ``owner``, which is the module (see :meth:`call_method`) or the datamodule."""
         if owner is self._module:
             return self.call_method(name, *args)
         return self._measured(owner, "LightningDataModule", name)(*args)
@@ -399,7 +410,7 @@ class HookTable:
         return [self._measured(self._strategy, "Strategy", hook)] if overrides(self._strategy, hook, Strategy) else []
 
     def _measured(self, owner: Any, kind: str, hook: str) -> Call:
-        """Return the method; with a profiler, measured as an action."""
+        """Return the method ``hook`` of ``owner``; with a profiler, one that is also measured as an action."""
         method: Call = getattr(owner, hook)
         return method if self.spans is None else cast("Call", self.spans.of_hook(owner, kind, hook))
 
@@ -411,7 +422,7 @@ class HookTable:
 
 
 def _call_all(calls: Sequence[Call], *args: Any) -> None:
-    """Call all of ``calls``, then raise the first exception among theirs."""
+    """Call all of ``calls``, even if one raises; then raise the first exception."""
     first: BaseException | None = None
     for call in calls:
         try:
@@ -436,12 +447,13 @@ def bind_transfer(
     """Return how a batch is moved to the device: ``(move, hooks)``. ``convert`` converts its numbers to the run's
     precision.
 
-    With ``spans``, a profiler measures ``move`` or ``hooks`` as the action "batch_to_device", and the overridden hooks
-    inside it.
+    With ``spans``, a profiler measures ``move`` or ``hooks`` as the action "batch_to_device", and each overridden hook
+    as an action within this one.
 
-    ``move(batch)`` may run as soon as the batch is fetched. If the module or the datamodule overrides a transfer hook,
-    or the strategy ``batch_to_device``, ``hooks(batch, dataloader_idx)`` is set instead; it must run at its documented
-    point, right before the batch's start hooks. A hook of the datamodule takes precedence over the module's.
+    ``move(batch)`` may run as soon as the batch is fetched. ``hooks(batch, dataloader_idx)`` replaces ``move`` if the
+    module or the datamodule overrides a transfer hook, or if the strategy overrides ``batch_to_device``; otherwise it
+    is ``None``. The documentation promises that transfer hooks run right before the batch's start hooks. If both the
+    datamodule and the module override a hook, the datamodule's is called.
     """
     device = strategy.root_device
     names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")

@@ -22,18 +22,18 @@ from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean
 with on_first_use:
     from drivetrain.base import configs
 
-# The value that the generated __init__ of a @dataclass gets for an argument with a default factory.
+# The default value that a @dataclass gives to an argument of its generated __init__ if the field has a default factory.
 _FACTORY_DEFAULT: Any = getattr(dataclasses, "_HAS_DEFAULT_FACTORY", object())
 
 
 _described: ContextVar[tuple[type, dict[str, Any]] | None] = ContextVar("described hyperparameters", default=None)
-"""The class that LightningCLI is building an object of, and its arguments as the configuration describes them."""
+"""The class of the object that LightningCLI is constructing, and its arguments as the configuration describes them."""
 
 
 class _MissingHyperparameter(AttributeError, KeyError):
-    """An attribute or key to delete that does not exist."""
+    """The error of deleting a hyperparameter that does not exist, as an attribute or as a key."""
 
-    __str__ = Exception.__str__  # KeyError would show its message in quotes
+    __str__ = Exception.__str__  # str() of a KeyError has the message in quotes
 
 
 def _no_hyperparameter(known: Mapping[Any, Any], name: str) -> str:
@@ -79,14 +79,16 @@ class AttributeDict(dict[str, Any]):
 
 
 class HyperparametersMixin:
-    """Gives a module or a data module :meth:`save_hyperparameters` and its attributes.
+    """Gives a module or a data module :meth:`save_hyperparameters`, :attr:`hparams` and :attr:`hparams_initial`.
 
-    The class does not need ``nn.Module.__init__``: all values are in the instance's ``__dict__``, so that they are
-    pickled and copied with the object.
+    All values are kept in the instance's ``__dict__``. So they can be saved before ``nn.Module.__init__`` has run, and
+    are pickled and copied with the instance.
     """
 
     _hparams_name: str | None = None
-    """The argument of ``__init__`` whose items are the hyperparameters; "kwargs" if arguments were saved one by one."""
+    """The argument of ``__init__`` whose items are the hyperparameters; "kwargs" if each hyperparameter is an
+    argument.
+    """
 
     _log_hyperparams: bool = False
     """Whether the loggers get the hyperparameters."""
@@ -104,20 +106,22 @@ class HyperparametersMixin:
     ) -> None:
         """Save the arguments of ``__init__``, for checkpoints, for loggers and in :attr:`hparams`.
 
-        Call it in ``__init__``, before or after ``super().__init__()``, or in the ``__post_init__`` of a dataclass. The
-        values are those that the arguments have at the call. In the ``__init__`` of a base class, the method also sees
-        the arguments of the derived classes, which take precedence. Further calls add to the saved values.
+        Call it in ``__init__``, before or after ``super().__init__()``, or in the ``__post_init__`` of a dataclass.
+        What is saved is each argument's value at the time of this call. A call in the ``__init__`` of a base class also
+        saves the arguments of the derived class's ``__init__``; if both have an argument of the same name, the derived
+        class's value is saved. A further call adds to the values that earlier calls have saved.
 
         For an object that LightningCLI builds, the values are those of the configuration: an argument that is an object
         is described by its ``class_path`` and ``init_args``.
 
         Args:
-            *args: if there are none: every argument, and each entry of ``**kwargs``, but not ``*args``. Names: only
-                those. One mapping, namespace or dataclass: its items are the hyperparameters; additional names have no
-                effect.
-            ignore: names to leave out, and to remove if a base class has saved them.
-            frame: the frame from which to search for ``__init__``, outwards; ``None``: the caller.
-            logger: whether the Trainer passes them to the loggers.
+            *args: the names of the arguments to save; without names, every argument and each entry of ``**kwargs`` is
+                saved, but not ``*args``. Or one mapping, namespace or dataclass, whose items are saved; names beside it
+                have no effect.
+            ignore: names not to save; if a base class has already saved one of them, it is removed.
+            frame: the stack frame in which the search for ``__init__`` begins, and goes on through its callers;
+                ``None``: the caller of this method.
+            logger: whether the Trainer passes the hyperparameters to the loggers.
             given_hparams: the arguments, if they are already known; then no frame is inspected.
 
         Raises:
@@ -141,8 +145,9 @@ class HyperparametersMixin:
                     f"{type(self).__name__} called save_hyperparameters with an object and with names, {names}. The "
                     "items of the object are saved, and names have no effect beside it. Leave them out."
                 )
-            # load_from_checkpoint passes the object as this argument again. If a derived class passed the object to its
-            # base class, the name is the derived class's.
+            # load_from_checkpoint passes the object to the constructor again, as the argument of this name. If a
+            # derived class passed the object on to its base class under another name, the derived class's name is
+            # needed.
             passed = [key for key, value in (arguments or {}).items() if value is objects[0]]
             name = passed[-1] if passed else name
         else:
@@ -163,7 +168,7 @@ class HyperparametersMixin:
             self.hparams.update(saved)
         initial = own.setdefault("_hparams_initial", AttributeDict())
         initial.update(_snapshot(saved))
-        self.remove_ignored_hparams(list(ignored))  # a base class may have saved these names
+        self.remove_ignored_hparams(list(ignored))  # a base class may have saved hyperparameters with these names
         own["_hparams_name"] = name
         own["_log_hyperparams"] = logger
 
@@ -177,7 +182,7 @@ class HyperparametersMixin:
     def hparams(self) -> Any:
         """The hyperparameters, an :class:`AttributeDict`, which may be changed (``self.hparams.lr = 1``).
 
-        After ``save_hyperparameters(config)`` with a DictConfig of OmegaConf, it is this config.
+        After ``save_hyperparameters(config)`` with an OmegaConf DictConfig, ``hparams`` is this config itself.
         """
         found: Any = self.__dict__.get("_hparams")
         if found is None:  # torch.compile of torch 2.9 cannot trace setdefault
@@ -186,7 +191,7 @@ class HyperparametersMixin:
 
     @property
     def hparams_initial(self) -> AttributeDict:
-        """A copy of the hyperparameters at the time of saving; modules among them are not copied."""
+        """A copy of the hyperparameters, made when they were saved; hyperparameters that are modules are not copied."""
         return _snapshot(self.__dict__.get("_hparams_initial", {}))
 
 
@@ -204,8 +209,8 @@ def described_hyperparameters(cls: type, values: dict[str, Any]) -> Iterator[Non
 
 
 def _init_arguments(obj: Any, frame: types.FrameType | None) -> dict[str, Any] | None:
-    """Return the arguments of every running ``__init__`` of ``obj``, derived classes last; ``None`` if none is
-    running.
+    """Return the arguments of every running ``__init__`` of ``obj``, a derived class's after its base class's; ``None``
+    if none is running.
     """
     found: dict[str, Any] | None = None
     while frame is not None:
@@ -214,7 +219,7 @@ def _init_arguments(obj: Any, frame: types.FrameType | None) -> dict[str, Any] |
             names, _, keywords = inspect.getargs(code)
             values, found = frame.f_locals, found or {}
             for name in names[1:]:
-                if name in values:  # the argument was not deleted meanwhile
+                if name in values:  # __init__ may have deleted the argument's variable
                     found[name] = vars(obj)[name] if values[name] is _FACTORY_DEFAULT else values[name]
             found.update(values.get(keywords, {}) if keywords else {})
         frame = frame.f_back
@@ -222,7 +227,7 @@ def _init_arguments(obj: Any, frame: types.FrameType | None) -> dict[str, Any] |
 
 
 def _chosen(cls: str, arguments: dict[str, Any] | None, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the arguments called ``names``, or all."""
+    """Return the arguments with the given ``names``; all arguments if there are no names."""
     if arguments is None:
         raise UnknownNameError(
             f"{cls} called save_hyperparameters({', '.join(map(repr, names))}) outside of __init__, where there are no "
@@ -272,7 +277,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     known = set(memo)
     try:
         return copy.deepcopy(value, memo)
-    except Exception:  # copying a user's object may raise anything
-        for key in set(memo) - known:  # incomplete copies, which another value could otherwise use
+    except Exception:  # the __deepcopy__ of a user's object may raise any exception
+        for key in set(memo) - known:  # remove incomplete copies, so that the copy of another value does not use them
             del memo[key]
         return value

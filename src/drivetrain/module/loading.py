@@ -1,4 +1,4 @@
-"""Save hyperparameters in a checkpoint, and construct a module or a data module from one."""
+"""Save the hyperparameters of a module or a data module in a checkpoint, and construct an object from a checkpoint."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 else:
 
     class _class_only(classmethod):
-        """A class method that raises an error when it is called on an instance, whose state it would ignore."""
+        """A class method that raises an error when it is called on an instance, because it would ignore the instance's
+        state.
+        """
 
         def __get__(self, instance, owner=None):
             bound = super().__get__(None, owner or type(instance))
@@ -50,7 +52,7 @@ else:
                 return bound
             name, cls = bound.__name__, type(instance).__name__
 
-            # raises when it is called, not when it is looked up: inspection reads every attribute
+            # raise at the call and not at the lookup, because inspection reads every attribute
             def refuse(*args, **kwargs):
                 raise _CalledOnInstance(
                     f"{name} was called on an instance of {cls}, and it returns a new one and leaves this one as it "
@@ -66,29 +68,33 @@ with on_first_use:
     from drivetrain.module import frozen
 
 
-# torch's load_state_dict sets its argument's entries as attributes and calls some of them, so functions from a file are
-# refused in these parts.
+# Functions in these parts of a file are refused, because the load_state_dict of torch's optimizers and schedulers sets
+# entries as attributes and calls some of them.
 PARTS_WITHOUT_REFERENCES = frozenset({"optimizer_states", "lr_schedulers"})
 HYPERPARAMETERS = frozenset({"hyper_parameters", "datamodule_hyper_parameters"})
-_CONFIG = "omegaconf"  # marks hyperparameters that are the plain data of a configuration
+_CONFIG = "omegaconf"  # marks hyperparameters that were an OmegaConf configuration and are stored as plain data
 _PARTS_OF_A_RUN = PARTS_WITHOUT_REFERENCES | HYPERPARAMETERS | {"callbacks", "loops", "restart", "rng"}
 
 
 class _CalledOnInstance(ConfigurationError, TypeError):
-    """A class method was called on an instance; also a TypeError, as other wrong calls in Python."""
+    """A class method was called on an instance. The error is also a TypeError, as for other wrong calls in Python."""
 
 
 class LoadableMixin:
     """Gives a module or a data module :meth:`load_from_checkpoint`."""
 
     CHECKPOINT_HYPER_PARAMS_KEY: ClassVar[str] = "hyper_parameters"
-    """The checkpoint's key for the hyperparameters; hooks may add to them."""
+    """The checkpoint's key for the hyperparameters; ``on_save_checkpoint`` may add entries to them."""
 
     CHECKPOINT_HYPER_PARAMS_NAME: ClassVar[str] = "hparams_name"
-    """The key for the argument whose items they are; its value is "kwargs" if arguments were saved one by one."""
+    """The checkpoint's key for the name of the argument whose items are the hyperparameters; the name is "kwargs" if
+    each hyperparameter is an argument.
+    """
 
     CHECKPOINT_HYPER_PARAMS_TYPE: ClassVar[str] = "hparams_type"
-    """The key under which Lightning's files name the class of the hyperparameters, which drivetrain does not need."""
+    """The key under which Lightning's checkpoints name the class of the hyperparameters. drivetrain does not read that
+    class.
+    """
 
     @_class_only
     def load_from_checkpoint(
@@ -102,21 +108,23 @@ class LoadableMixin:
     ) -> Self:
         """Construct an object from the hyperparameters in the checkpoint, and load its state.
 
-        A module's ``configure_model`` and ``on_load_checkpoint`` are called before its weights are loaded. A file
-        without hyperparameters is accepted, and for a module also a plain state dict.
+        A module's ``configure_model`` and ``on_load_checkpoint`` are called before its weights are loaded. The file may
+        lack hyperparameters; for a module it may also be a plain state dict.
 
         Args:
-            checkpoint_path: a file that the Trainer wrote, or a file object opened for reading bytes. Both are read
-                with the same checks.
-            map_location: the device to which the weights are read, as for ``torch.load``, and to which the module is
-                moved; ``None``: weights are read to the host, and the module stays where ``__init__`` builds it.
+            checkpoint_path: the path of a checkpoint that the Trainer wrote, or such a file opened for reading bytes. A
+                path and an open file are checked in the same way.
+            map_location: the device onto which the weights are read, as for ``torch.load``, and to which the module is
+                moved; ``None``: weights are read to the host, and the module stays on the device on which ``__init__``
+                creates it.
             hparams_file: hyperparameters that replace those in the checkpoint: a ``.yaml`` file, or a ``.csv`` file
                 with a key and a value in each row.
-            strict: whether the weights must match the module's names exactly; ``None``: its ``strict_loading``.
+            strict: whether the checkpoint must have exactly the module's names of weights; ``None``: the module's
+                ``strict_loading``.
             weights_only: ``None`` or True: only plain data is read. False: everything is unpickled, which can run code;
                 use it only for files that you trust.
-            **kwargs: arguments of ``__init__``, which override all others. If the hyperparameters were saved as one
-                object, arguments that ``__init__`` does not have replace items of that object.
+            **kwargs: arguments of ``__init__``, which override the file's hyperparameters. If the hyperparameters were
+                saved as one object, names that are not arguments of ``__init__`` replace items of that object.
 
         Raises:
             CheckpointError: the file cannot be read, or its weights do not fit.
@@ -151,7 +159,8 @@ class LoadableMixin:
 
 @supplied
 def class_and_arguments(cls: type, saved: dict[str, Any], given: Collection[str]) -> tuple[type, dict[str, Any]]:
-    """Return the class to build and its arguments, from hyperparameters that LightningCLI has saved.
+    """Return the class of the object to construct and the constructor's arguments, from hyperparameters that
+    LightningCLI has saved.
 
     Args:
         cls: the class whose ``load_from_checkpoint`` was called.
@@ -159,21 +168,23 @@ def class_and_arguments(cls: type, saved: dict[str, Any], given: Collection[str]
         given: the names of arguments that the caller passes.
 
     Raises:
-        CheckpointError: the hyperparameters contain a name that is not allowed, or do not fit the class.
+        CheckpointError: the hyperparameters name a class that is not allowed, or do not fit the class.
     """
     return cls, saved
 
 
 def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
-    """Return a checkpoint's entries for the hyperparameters of ``obj``, not encoded; empty if there are none.
+    """Return the entries for the hyperparameters of ``obj`` in a checkpoint, before they are encoded; empty if there
+    are none.
 
     Args:
         obj: a module or a data module.
         prefix: prefix of both keys: "" for a module, "datamodule_" for a data module.
 
     Returns:
-        ``{"hparams_name": ..., "hyper_parameters": {...}}`` without modules, whose weights are in the ``state_dict``.
-        ``"hparams_type"`` is added if they are the plain data of a configuration.
+        ``{"hparams_name": ..., "hyper_parameters": {...}}`` without hyperparameters that are modules, because their
+        weights are in the ``state_dict``. ``"hparams_type"`` is added if the hyperparameters are an OmegaConf
+        configuration.
     """
     hparams: Any = obj.__dict__.get("_hparams", {})
     if is_config(hparams):
@@ -190,8 +201,8 @@ def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
 def encode_hparams(obj: Any, values: Any) -> Any:
     """Return the hyperparameters of ``obj`` as data that loads without running code.
 
-    Values that cannot be stored are replaced by descriptions, with one warning that names all of them, once per
-    ``obj``.
+    Values that cannot be stored as such data are replaced by descriptions. One warning names all of them; it is not
+    repeated for the same value of ``obj``.
     """
     noted: list[str] = []
     encoded = plain.encode(values, "", describe=True, noted=noted)
@@ -207,14 +218,14 @@ def encode_hparams(obj: Any, values: Any) -> Any:
 
 
 def decode_parts(checkpoint: Mapping[str, Any], quiet: Collection[str] = HYPERPARAMETERS) -> dict[str, Any]:
-    """Return the checkpoint with every value decoded to the value that was saved.
+    """Return the checkpoint with each encoded value converted back to the value that was saved.
 
     Args:
-        checkpoint: the result of the store.
-        quiet: parts that the caller does not use: no warning is issued if they contain only descriptions.
+        checkpoint: the checkpoint as the store (CheckpointIO) has read it.
+        quiet: the keys of parts that the caller does not use; descriptions in these parts cause no warning.
 
     Raises:
-        CheckpointError: a value is damaged, or stored by a newer version.
+        CheckpointError: a value is damaged, or was stored by a newer version of drivetrain.
     """
     noted: list[str] = []
     decoded = {
@@ -248,8 +259,8 @@ def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[Any, str | 
 
 
 def hyperparameters_in(path: str) -> Mapping[str, Any]:
-    """Return the plain data among a checkpoint's hyperparameters of the module; ``{}`` if they are one object's
-    items.
+    """Return the module's hyperparameters in the checkpoint ``path`` that are plain data; ``{}`` if they were saved as
+    the items of one object.
     """
     with naming(path):
         saved, name = _hparams_in(_read(path, "cpu", True, None), "")
@@ -262,7 +273,7 @@ def _build(cls: type, arguments: dict[str, Any], from_file: Collection[str], sou
     """Return an object of ``cls``.
 
     Raises:
-        CheckpointError: ``__init__`` raised an exception, and some of its arguments come from the file.
+        CheckpointError: ``__init__`` raised an exception, and at least one of its arguments came from the checkpoint.
     """
     try:
         return cls(**arguments)
@@ -286,7 +297,7 @@ def _read(path: str | Path | IO[bytes], location: Any, is_module: bool, weights_
             f"{name_of(path)} holds a {type(checkpoint).__name__} and no dictionary. Use a file that a Trainer wrote."
         )
     if is_module and "state_dict" not in checkpoint:
-        # A plain state dict: tensors, and modules' extra state.
+        # A plain state dict contains only tensors and the extra state of modules.
         if not all(isinstance(value, Tensor) or str(key).endswith("_extra_state") for key, value in checkpoint.items()):
             raise CheckpointError(
                 f"{name_of(path)} has no 'state_dict', only {sorted(map(str, checkpoint))}. "
@@ -300,8 +311,8 @@ def _read(path: str | Path | IO[bytes], location: Any, is_module: bool, weights_
 
 
 def _cure_of_misfit(cls: type, arguments: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
-    """Return the hyperparameters with which ``cls`` was built, as the end of a message about weights that do not
-    fit.
+    """Return the last sentence of the error for weights that do not fit: the hyperparameters with which ``cls`` was
+    constructed.
     """
     parameters = list(_parameters_of(cls)[0])
     if not parameters:
@@ -325,7 +336,7 @@ def _restore_module(
     name = type(module).__name__
     chosen = next((each for each in type(module).__mro__ if "strict_loading" in vars(each)), TrainableModule)
     sets = chosen is not TrainableModule or "strict_loading" in vars(module)
-    sets = sets and module.strict_loading is not None  # None leaves the choice of strictness to the caller
+    sets = sets and module.strict_loading is not None  # strict_loading = None means that the caller decides
     if strict is not None and sets and strict != module.strict_loading:
         raise ConfigurationError(
             f"load_from_checkpoint(strict={strict!r}) contradicts {name}.strict_loading, which is "
@@ -360,8 +371,8 @@ def _restore_module(
 
 
 def _arguments(cls: type, saved: Any, name: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments for building ``cls``: the entries of ``saved`` and ``given`` that its ``__init__``
-    has.
+    """Return the keyword arguments for constructing ``cls``: the entries of ``saved`` and ``given`` whose names are
+    arguments of its ``__init__``.
 
     Args:
         saved: the hyperparameters.
@@ -371,7 +382,7 @@ def _arguments(cls: type, saved: Any, name: str | None, given: dict[str, Any]) -
     parameters, takes_any = _parameters_of(cls)
 
     described: dict[str, Any] = {}
-    if not is_config(saved):  # a config contains only plain values
+    if not is_config(saved):  # an OmegaConf configuration contains no descriptions
         described = {
             key: each for key, value in saved.items() if (each := next(plain.descriptions(value), None)) is not None
         }
@@ -420,7 +431,8 @@ def _parameters_of(cls: type) -> tuple[dict[str, inspect.Parameter], bool]:
     owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
     found = dict(list(inspect.signature(owner.__init__).parameters.items())[1:])  # type: ignore[misc]
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    # The *args and **kwargs of this package's own classes are for cooperative inheritance, not for hyperparameters.
+    # An __init__ of this package accepts *args and **kwargs only to pass them to the next class in the MRO; they are
+    # not hyperparameters.
     takes_any = not owner.__module__.startswith("drivetrain.") and any(
         parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in found.values()
     )

@@ -1,4 +1,6 @@
-"""The possible results of ``training_step``."""
+"""The possible results of ``training_step``: a loss, a weighted loss, or a mapping with one of them; and checks of a
+result.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,19 @@ from drivetrain.errors import ConfigurationError, WrongTypeError, described, is_
 
 
 class WeightedLoss(NamedTuple):
-    """A mean loss with its weight (the number of samples or tokens), so that unequal batches add up to one large batch.
+    """A mean loss with its weight, the number of samples or tokens, for accumulated batches of unequal sizes.
 
-    The gradient of a window is the weighted mean over its batches: the sum of ``weight * gradient``, divided once by
-    the sum of the weights when the optimizer steps.
+    The accumulated batches then give the gradient of one large batch. It is the weighted mean over the batches: the sum
+    of ``weight * gradient``, which is divided by the sum of the weights before the optimizer steps.
 
     Attributes:
         loss: the mean over ``weight`` samples or tokens, a tensor with one element and a graph. The loss must be
             finite, even if the weight is 0.
         weight: the number of samples or tokens: a number, or a tensor with one element if it was counted on the device.
-            Such a tensor is never read back, but each further batch of a window then costs a pass over the gradients.
+            A weight on the device is never copied to the host, but each accumulated batch after the first then costs
+            one pass over all gradients.
 
-    A batch whose weight is the number 0 has no effect and no backward pass.
+    A batch whose weight is the number 0 (not a tensor) has no effect, and its backward pass is skipped.
     """
 
     loss: Tensor
@@ -35,7 +38,8 @@ def loss_of(output: Any, keeps_zero: bool = False) -> tuple[Tensor | None, float
 
     Args:
         output: the result of ``training_step``.
-        keeps_zero: also return a loss of weight 0, because the other ranks wait for its gradients.
+        keeps_zero: return a loss of weight 0 too, instead of ``None``, because the other ranks wait for this rank's
+            gradients.
 
     Raises:
         ConfigurationError: the result is neither a loss, nor a mapping with a loss under "loss", nor ``None``.
@@ -78,7 +82,7 @@ def loss_of(output: Any, keeps_zero: bool = False) -> tuple[Tensor | None, float
 
 
 def check_manual_output(output: Any) -> None:
-    """Check the result of ``training_step`` in manual optimization, which callbacks get.
+    """Check the result of ``training_step`` in manual optimization; the result is passed to callbacks.
 
     Raises:
         ConfigurationError: the result is neither a tensor, nor a mapping, nor a :class:`WeightedLoss`, nor ``None``.
@@ -91,7 +95,9 @@ def check_manual_output(output: Any) -> None:
 
 
 def cannot_be_differentiated(loss: Tensor, module: nn.Module | None = None) -> str | None:
-    """Return why backward fails on ``loss`` of ``module``, and the cure; ``None`` if the loss is not the reason."""
+    """Return why ``loss.backward()`` fails, and what to change; ``None`` if the cause of the failure is not
+    ``loss``.
+    """
     if loss.numel() != 1:
         return (
             f"training_step returned a loss of shape {tuple(loss.shape)}, and only one number can be differentiated. "
@@ -111,7 +117,8 @@ def cannot_be_differentiated(loss: Tensor, module: nn.Module | None = None) -> s
 
 
 def outputs_for_hooks(output: Any) -> dict[str, Any]:
-    """Return the outputs for ``on_train_batch_end``: the unscaled loss and the extras, all detached from the graph.
+    """Return the ``outputs`` of ``on_train_batch_end``: the unscaled loss and the other entries of the step's result,
+    all detached from the graph.
 
     If the step returned ``None``, the result is an empty dictionary.
     """

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class _Toggle(NamedTuple):
-    """One call of ``toggle_optimizer``: its optimizer, and which parameters required gradients before."""
+    """One call of ``toggle_optimizer``: its argument, and each parameter's ``requires_grad`` before the call."""
 
     optimizer: Optimizer
     found: dict[nn.Parameter, bool]
@@ -65,15 +65,15 @@ class _NotYet(dict[str, Any]):
 
 
 class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, ExportMixin, nn.Module):
-    """An ``nn.Module`` with its steps, its optimizers and its hooks.
+    """An ``nn.Module`` that also defines its training: steps, optimizers and hooks.
 
     Define ``training_step`` and ``configure_optimizers``; everything else is optional. The module's only link to a run
     is a reference to the Trainer, which is not copied or pickled with it.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Create a module that explains the error if its ``__init__`` registers a layer before calling the base
-        class's.
+        """Create a module whose ``__init__`` raises an error that says what to do if it registers a layer before it
+        calls ``super().__init__()``.
         """
         new: Any = super().__new__
         module: Self = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
@@ -88,10 +88,10 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         self.__dict__["_book"] = None
         self.__dict__["_toggles"] = []
 
-    if not TYPE_CHECKING:  # a type checker reads torch's
+    if not TYPE_CHECKING:  # a type checker uses the annotations of torch's __getattr__
 
         def __getattr__(self, name):
-            own = self.__dict__  # the lookup is torch's, and not a call of it: each use of a layer comes through here
+            own = self.__dict__  # a copy of torch's lookup, which saves a call at each use of a layer
             try:
                 if name in (found := own[PARAMETERS]):
                     return found[name]
@@ -99,7 +99,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
                     return found[name]
                 if name in (found := own[MODULES]):
                     return found[name]
-            except KeyError:  # the object was made without __new__, as pickles of Lightning's modules are
+            # the object was created without this class's __new__, as when a pickle of Lightning's module is loaded
+            except KeyError:
                 return super().__getattr__(name)
             cure = None if name.startswith("_") else instead_of("LightningModule", name)
             if name in own.get("_hparams", ()):
@@ -131,19 +132,19 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     _toggles: list[_Toggle]
 
     def configure_callbacks(self) -> list[Callback] | Callback:
-        """Return callbacks that belong to the model; each replaces the Trainer's callbacks of its own class."""
+        """Return callbacks for every run of this module. Each replaces the Trainer's callbacks of its own class."""
         return []
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state dict as ``nn.Module`` does, even if submodules are compiled here or were compiled when it was
-        saved.
+        """Load a state dict as ``nn.Module`` does, whether or not submodules are or were compiled.
 
         ``torch.compile`` adds ``_orig_mod.`` to the names of parameters; checkpoints contain the names without it.
 
         Raises:
-            CheckpointMismatchError: it is a checkpoint, of which a part is the state dict.
+            CheckpointMismatchError: a whole checkpoint was passed instead of its entry "state_dict".
         """
-        if isinstance(state_dict.get("state_dict"), Mapping):  # with strict=False, torch would load nothing
+        # with strict=False, torch would load nothing, and raise no error
+        if isinstance(state_dict.get("state_dict"), Mapping):
             raise CheckpointMismatchError(
                 'load_state_dict got a checkpoint, of which the weights are a part: pass checkpoint["state_dict"], or '
                 f"write model = {type(self).__name__}.load_from_checkpoint(path)."
@@ -169,25 +170,27 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         metric_attribute: str | None = None,
         rank_zero_only: bool = False,
     ) -> None:
-        """Log one number under ``name``. Nothing is read from the device here.
+        """Log one number under ``name``. The call does not wait for the device.
 
         Args:
-            name: the name of the value. With ``on_step`` and ``on_epoch`` both on: ``name_step`` and ``name_epoch``.
-            value: a number, a tensor with one element, a metric object, or a flat dictionary of those, which are
-                logged as ``name/key``.
+            name: the name of the value. If ``on_step`` and ``on_epoch`` are both True, the value of a step is logged as
+                ``name_step`` and that of an epoch as ``name_epoch``.
+            value: a number, a tensor with one element, a metric object, or a flat dictionary of these, logged as
+                ``name/key``.
             prog_bar: also show it in the progress bar.
             logger: also pass it to the loggers; ``None``: True.
-            on_step: log each step's value; ``None``: True in training steps and training batch hooks.
-            on_epoch: log the reduction over the epoch; ``None``: True everywhere else.
+            on_step: log the value of each step; ``None``: True in ``training_step`` and the hooks of a training batch,
+                False in other hooks.
+            on_epoch: log one value, reduced over the epoch; ``None``: True where ``on_step=None`` means False.
             reduce_fx: "mean" (weighted by batch size), "sum", "min" or "max".
-            enable_graph: keep the value's graph, so that it can be differentiated later; this needs memory.
-            sync_dist: with several processes, reduce the values of all of them; means are weighted by batch size. Every
-                process must then log the value. Otherwise each process keeps its own value.
-            sync_dist_group: accepted for compatibility; all processes take part.
+            enable_graph: keep the value's graph, so that it can be differentiated later; the graph needs memory.
+            sync_dist: with several processes, reduce over the values of all processes; means are weighted by batch
+                size. Every process must then log the value. With False, each process keeps its own value.
+            sync_dist_group: accepted for compatibility and ignored: values are reduced over all processes.
             rank_zero_only: log on global rank 0 only.
-            add_dataloader_idx: with several evaluation loaders, append ``/dataloader_idx_<i>``.
+            add_dataloader_idx: with several evaluation loaders, append ``/dataloader_idx_<i>`` to the name.
             batch_size: the weight in an epoch mean; ``None``: the first dimension of the batch's first tensor.
-            metric_attribute: accepted for compatibility; metric objects are recognised without it.
+            metric_attribute: accepted for compatibility and ignored: a metric object's attribute is found without it.
 
         Raises:
             LoggingError: the hook may not log, the value is not a single number, or the same name was logged in this
@@ -258,7 +261,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return gathered(self.trainer.strategy, data, group, sync_grads)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """``print`` on global rank 0 only; above the progress bar, if one is drawn, with its keywords."""
+        """Call ``print`` on global rank 0 only; if a progress bar is drawn, print above the bar."""
         if self._driver is None or self._driver.is_global_zero:
             bar = getattr(self._driver, "progress_bar_callback", None)
             (print if bar is None or bar.is_disabled else bar.print)(*args, **kwargs)
@@ -267,8 +270,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
 
     @property
     def trainer(self) -> Trainer:
-        """The Trainer that runs this module; if an Engine has set up the module, an object with the attributes of a
-        Trainer that an Engine also has.
+        """The Trainer that runs this module. For a module that an Engine has set up: an object with those attributes of
+        a Trainer that the Engine also has.
 
         Raises:
             RuntimeError: the module is not attached to a Trainer or an Engine.
@@ -277,7 +280,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         if trainer is None:
             if self.fabric is not None:
                 return cast("Trainer", EngineAsTrainer(self.fabric))
-            # Not an AttributeError, because nn.Module's attribute lookup would hide the message.
+            # This is not an AttributeError, because nn.Module.__getattr__ would replace its message.
             raise RuntimeError(
                 f"{type(self).__name__} is not attached to a Trainer. Call trainer.fit(module) first. In __init__ "
                 "there is no Trainer yet: use self.trainer in setup, configure_optimizers or a later hook. [DT1016]"
@@ -287,19 +290,19 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     @trainer.setter
     def trainer(self, trainer: Trainer | None) -> None:
         for module in self.modules():
-            if isinstance(module, LightningModule):  # a nested LightningModule logs into the same run
+            if isinstance(module, LightningModule):  # a LightningModule inside another one logs into the same run
                 module.__dict__["_trainer"] = trainer
                 module.__dict__["_book"] = None if trainer is None or trainer.settings.barebones else trainer.logbook
 
     @property
     def device(self) -> torch.device:
-        """The device of the first parameter or buffer; the CPU for a module without any."""
+        """The device of the first parameter or buffer; the CPU if there are none."""
         tensor: Tensor | None = next(itertools.chain(self.parameters(), self.buffers()), None)
         return torch.device("cpu") if tensor is None else tensor.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the first floating-point parameter; torch's default for a module without any."""
+        """The dtype of the first floating-point parameter; torch's default dtype if there is none."""
         return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.get_default_dtype())
 
     @property
@@ -320,7 +323,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return None if self._driver is None else self._driver.strategy.device_mesh
 
     def attach_engine(self, engine: Any, optimizers: Sequence[Any]) -> None:
-        """Connect logging, backward and optimizers of this module to an Engine; called by the Engine.
+        """Connect this module's logging, backward and optimizers to an Engine. The Engine calls this method.
 
         Args:
             engine: the Engine that has set up this module.
@@ -337,7 +340,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps so far; 0 without a Trainer."""
+        """The number of optimizer steps so far; 0 without a Trainer."""
         return 0 if self._trainer is None else self._trainer.global_step
 
     @property
@@ -365,7 +368,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
 
         Args:
             use_pl_optimizer: return each as a :class:`~drivetrain.module.optimizers.LightningOptimizer`, whose ``step``
-                applies the precision and counts in ``global_step``; False: the original optimizers.
+                applies the precision and increases ``global_step``; False: the original optimizers.
         """
         if self._trainer is None and self.fabric is not None:
             own = self.__dict__["_engine_optimizers"]
@@ -375,11 +378,11 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return found[0] if len(found) == 1 else list(found)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of all parameters; ``set_to_none``: drop them instead of filling them with zeros.
+        """Clear the gradients of all parameters: set them to ``None``, or with ``set_to_none=False`` to zeros.
 
         Raises:
-            ConfigurationError: ``training_step`` calls it between the batches of one optimizer step, which would lose
-                the gradients of earlier batches.
+            ConfigurationError: ``training_step`` calls ``zero_grad`` between the accumulated batches of one optimizer
+                step, and would lose the gradients of earlier batches.
         """
         run = None if self._trainer is None else self._trainer.current_run
         if run is not None and run.window.batches_done > 0 and run.progress.phase.name == "FORWARD":
@@ -389,25 +392,26 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     def toggle_optimizer(self, optimizer: Any) -> None:
         """Let only this optimizer's parameters require gradients, until :meth:`untoggle_optimizer`.
 
-        Parameters that this optimizer shares with another one keep requiring gradients. Calls may be nested; the
-        innermost one is in effect. A parameter that was frozen before the first call stays frozen in all calls.
+        Parameters that this optimizer shares with another one keep requiring gradients. Calls may be nested; the last
+        one is in effect. A parameter that was frozen before the first call stays frozen in all calls.
         """
         chosen = set(parameters_of(optimizer))
         everyones = {p for other in self.trainer.strategy.optimizers for p in parameters_of(other)} | chosen
         toggles = self._toggles
         found = {parameter: parameter.requires_grad for parameter in everyones}
         if toggles and toggles[-1].found == found:
-            found = toggles[-1].found  # a program that never untoggles must not add an entry in each step
+            # share the dictionary, so that a program that never untoggles does not keep one more for each step
+            found = toggles[-1].found
         before = {**found, **{p: required for toggle in reversed(toggles) for p, required in toggle.found.items()}}
         toggles.append(_Toggle(unwrapped(optimizer), found))
         for parameter in everyones:
             parameter.requires_grad = before[parameter] and parameter in chosen
 
     def untoggle_optimizer(self, optimizer: Any) -> None:
-        """Undo the last :meth:`toggle_optimizer` of this optimizer, and those that came after it.
+        """Undo the last :meth:`toggle_optimizer` of this optimizer, and all calls of :meth:`toggle_optimizer` after it.
 
-        Every parameter's ``requires_grad`` is restored to its value before that call. For an optimizer that was not
-        toggled, and for ``None``, all calls are undone.
+        Every parameter's ``requires_grad`` is restored to its value before the earliest undone call. For an optimizer
+        that was not toggled, and for ``None``, all calls are undone.
         """
         toggles, plain = self._toggles, unwrapped(optimizer)
         own = [index for index, toggle in enumerate(toggles) if toggle.optimizer is plain]
@@ -431,16 +435,16 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return None if not found else found[0] if len(found) == 1 else found
 
     def freeze(self) -> Self:
-        """Turn off gradients and go into evaluation mode; return this module."""
+        """Set ``requires_grad=False`` on all parameters, switch to evaluation mode, and return this module."""
         return self.requires_grad_(False).eval()
 
     def unfreeze(self) -> Self:
-        """Turn on gradients and go into training mode; return this module."""
+        """Set ``requires_grad=True`` on all parameters, switch to training mode, and return this module."""
         return self.requires_grad_(True).train()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A run holds threads, files and all data, none of which belongs to a copy of the model. A compiled call of the
-        # copy would run the original.
+        # The run is left out, because its threads, files and data do not belong to a copy of the model. The compiled
+        # call is left out, because it would run the original module.
         own = {name: value for name, value in self.__dict__.items() if name != COMPILED_CALL}
         return {**own, "_trainer": None, "_book": None, "_engine": None, "_toggles": []}
 
@@ -448,7 +452,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if "_book" in state:
             return
-        # A pickle of Lightning's module, loaded as this class: Lightning stores some attributes under private names.
+        # The state is that of a pickled module of Lightning, which stores some attributes under private names.
         own = self.__dict__
         own.update({"_trainer": None, "_book": None, "_toggles": []})
         for name in ("automatic_optimization", "strict_loading", "example_input_array"):
@@ -470,7 +474,7 @@ def _warn_not_logged(module: str, no_trainer: bool) -> None:
 
 
 class EngineAsTrainer:
-    """The attributes of a Trainer that an Engine has too: ranks, device, strategy, loggers, callbacks.
+    """The attributes of a Trainer that an Engine also has: ranks, device, strategy, loggers, callbacks.
 
     Args:
         engine: the Engine that has set up the module.
@@ -481,7 +485,7 @@ class EngineAsTrainer:
 
     def __getattr__(self, name: str) -> Any:
         if name == "_engine":
-            raise AttributeError(name)  # the attributes are missing while this object is being copied
+            raise AttributeError(name)  # _engine is not set yet while this object is being copied
         try:
             return getattr(self._engine, name)
         except AttributeError:

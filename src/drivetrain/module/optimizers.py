@@ -1,4 +1,6 @@
-"""The possible results of ``configure_optimizers``, converted to one form."""
+"""Convert every possible result of ``configure_optimizers`` to a list of optimizers and a list of scheduler
+configurations.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,10 @@ _FORMS = (
 
 
 class LightningOptimizer(OptimizerHandle):
-    """Wrapper of an optimizer that ``self.optimizers()`` returns; everything except ``step`` is the optimizer's own.
+    """Wraps an optimizer for ``self.optimizers()``. All attributes except ``step`` are those of the optimizer.
 
     Its ``step`` unscales gradients if the precision scales them, calls ``on_before_optimizer_step``, clips if the
-    Trainer is configured to clip, and counts in ``global_step``. While the loop trains, the loop replaces the behaviour
-    of ``step``.
+    Trainer is configured to clip, and increases ``global_step``. Outside training, ``step`` is the optimizer's own.
     """
 
     _OWN = OptimizerHandle._OWN | {"_module"}
@@ -50,13 +51,14 @@ class LightningOptimizer(OptimizerHandle):
         """Context in which only this optimizer's parameters require gradients.
 
         Args:
-            sync_grad: whether gradients computed inside are averaged over the processes; no effect with one process.
+            sync_grad: whether gradients that are computed in this context are averaged over the processes; no effect
+                with one process.
         """
         return self._module.toggled_optimizer(self)
 
 
 def parameters_of(optimizer: Any) -> list[nn.Parameter]:
-    """Return every parameter of every group."""
+    """Return all parameters in the optimizer's parameter groups."""
     return [parameter for group in unwrapped(optimizer).param_groups for parameter in group["params"]]
 
 
@@ -74,13 +76,14 @@ class LRSchedulerConfig:
 
     Attributes:
         scheduler: any object with ``step()`` and ``state_dict()``.
-        name: the name under which LearningRateMonitor logs it.
-        interval: "epoch", on the last batch of an epoch, or "step", after an optimizer step.
-        frequency: the number of epochs or optimizer steps between two steps.
-        reduce_on_plateau: whether the scheduler's ``step`` has the monitored value as its argument; it then steps after
+        name: the name under which LearningRateMonitor logs the scheduler's rates.
+        interval: "epoch": the scheduler steps after the last batch of an epoch; "step": after an optimizer step.
+        frequency: the number of epochs or optimizer steps (see ``interval``) from one step of the scheduler to the
+            next.
+        reduce_on_plateau: whether the scheduler's ``step`` takes the monitored value; such a scheduler steps after
             validation.
-        monitor: the name of that value.
-        strict: whether a missing monitor is an error or a warning.
+        monitor: the name of the monitored value.
+        strict: whether it is an error that the monitored value was not logged; with False it is a warning.
     """
 
     scheduler: Any
@@ -97,7 +100,7 @@ def normalise(returned: Any, by_hand: bool = False) -> tuple[list[Optimizer], li
 
     Args:
         returned: the result of ``configure_optimizers``.
-        by_hand: whether the module steps the schedulers itself, so that none needs a monitor.
+        by_hand: whether the module steps the schedulers itself; then no scheduler needs a monitor.
 
     Raises:
         ConfigurationError: the value is not valid, or a scheduler's dictionary is wrong.

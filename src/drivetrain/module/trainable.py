@@ -1,4 +1,6 @@
-"""The members of a module that a loop uses: its steps, its optimizers, and methods for gradients."""
+"""TrainableModule, the part of a LightningModule that the loops use: its steps, its optimizers, and methods for
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,23 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
     """The part of a LightningModule that the loops use: methods that the user defines or may override."""
 
     automatic_optimization: bool = True
-    """Whether the loop calls backward and the optimizer; with False, ``training_step`` does (``manual_backward``)."""
+    """Whether the loop calls backward and the optimizer's step; with False, ``training_step`` calls them itself (see
+    ``manual_backward``).
+    """
 
     strict_loading: bool = True
-    """Whether a checkpoint must hold exactly this module's parameters."""
+    """Whether a checkpoint that is loaded must have exactly this module's names of weights."""
 
     allow_zero_length_dataloader_with_multiple_devices: bool = False
-    """Whether a loader may be empty on some of several processes."""
+    """Whether a loader may be empty on some processes and not on others."""
 
     _trainer: Any
 
     @property
     def fabric(self) -> Any:
-        """The Engine that has set up this module; ``None`` without one, and always in a Trainer."""
+        """The Engine that has set up this module; ``None`` if there is none, for example when a Trainer runs the
+        module.
+        """
         return self.__dict__.get("_engine")
 
     @property
@@ -39,17 +45,19 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
     # ---- what the user defines -----------------------------------------------------------------------------------
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the loss of one batch: ``(batch)`` or ``(batch, batch_idx)``.
+        """Compute the loss of one batch. Define it with the arguments ``(batch)`` or ``(batch, batch_idx)``.
 
         Returns:
             The loss, a tensor with one element and a graph; or a :class:`~drivetrain.WeightedLoss`; or a mapping with
-            one of them under "loss"; or ``None`` to skip backward for this batch. With manual optimization the
-            return value is only passed to ``on_train_batch_end``.
+            one of them under "loss"; or ``None`` to skip backward for this batch. With manual optimization, the return
+            value has no effect except that ``on_train_batch_end`` gets it.
         """
         raise NotImplementedError
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate one batch: ``(batch)`` or ``(batch, batch_idx)``; with several loaders also ``dataloader_idx``."""
+        """Evaluate one batch. Define it with the arguments ``(batch)`` or ``(batch, batch_idx)``, and with several
+        loaders also ``dataloader_idx``.
+        """
         raise NotImplementedError
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -57,37 +65,41 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         raise NotImplementedError
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the outputs for one batch; by default those of ``forward``."""
+        """Return the predictions for one batch; by default, the result of ``forward``."""
         return self(args[0])
 
     def configure_optimizers(self) -> Any:
         """Return the optimizers and schedulers. The parameters are already on the device.
 
         Returns:
-            An optimizer; a list of optimizers; ``([optimizers], [schedulers])``; a dictionary, or one for each
-            optimizer, with "optimizer" and optionally "lr_scheduler" (a scheduler, or a dictionary with the fields of
-            :class:`~drivetrain.module.optimizers.LRSchedulerConfig`) and "monitor"; or ``None`` to train without an
-            optimizer.
+            An optimizer; a list of optimizers; ``([optimizers], [schedulers])``; a dictionary with the key "optimizer"
+            and optionally "lr_scheduler" (a scheduler, or a dictionary with the fields of
+            :class:`~drivetrain.module.optimizers.LRSchedulerConfig`) and "monitor"; one such dictionary for each
+            optimizer; or ``None`` to train without an optimizer.
         """
         raise NotImplementedError
 
     def configure_model(self) -> None:
-        """Create layers on the device, in the run's precision. Called in every run: do nothing if the layers already
-        exist.
+        """Create layers here, so that they are created on the device and in the run's precision. Every run calls this
+        hook, so do nothing if the layers already exist.
         """
 
     # ---- what the loop calls and the user may override -----------------------------------------------------------
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Clear the gradients; called on the first batch of a window, after its ``training_step``."""
+        """Clear the gradients. Called on the first of the batches that are accumulated for one optimizer step, after
+        its ``training_step``.
+        """
         optimizer.zero_grad()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradients of ``loss``, which is already divided and scaled."""
+        """Compute the gradients of ``loss``, which is already divided by the number of accumulated batches, and scaled
+        if the precision scales losses.
+        """
         loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """With manual optimization: compute the gradients of ``loss``, instead of ``loss.backward()``.
+        """Compute the gradients of ``loss``. With manual optimization, call this instead of ``loss.backward()``.
 
         Raises:
             ConfigurationError: ``automatic_optimization`` is True.
@@ -106,7 +118,9 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
             run.optimizers.manual_backward(loss, *args, **kwargs)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Any = None) -> None:
-        """Step ``optimizer``. An override must run ``optimizer_closure``, which runs training_step and backward."""
+        """Step ``optimizer``. An override must call ``optimizer_closure``, which calls ``training_step`` and backward,
+        or pass it to ``optimizer.step``.
+        """
         optimizer.step(closure=optimizer_closure)
 
     def configure_gradient_clipping(
@@ -115,7 +129,7 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the Trainer's arguments; override it for other clipping."""
+        """Clip gradients as the Trainer's arguments say; override this method to clip in another way."""
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def clip_gradients(
@@ -124,7 +138,9 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip this optimizer's gradients: by total L2 "norm" (the default) or each element by "value"."""
+        """Limit the total L2 norm of this optimizer's gradients ("norm", the default), or the absolute value of each
+        element ("value").
+        """
         if gradient_clip_algorithm not in (None, "norm", "value"):
             raise ConfigurationError(
                 f"clip_gradients(gradient_clip_algorithm={gradient_clip_algorithm!r}) is unknown. "
@@ -141,14 +157,16 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
                 trainer.strategy.clip_gradients_norm(self, unwrapped(optimizer), gradient_clip_val)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
-        """Step ``scheduler``, with the monitored value if it has one."""
+        """Step ``scheduler``; ``metric`` is the monitored value, or ``None`` if the scheduler needs none."""
         if metric is None:
             scheduler.step()
         else:
             scheduler.step(metric)
 
     def on_validation_model_zero_grad(self) -> None:
-        """Free the gradients before validation inside a fit; not called during accumulation."""
+        """Free the gradients before validation inside a fit. Not called between the batches that are accumulated for
+        one optimizer step.
+        """
         self.zero_grad()
 
     def on_validation_model_eval(self) -> None:
@@ -158,8 +176,8 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
     on_test_model_eval = on_predict_model_eval = on_validation_model_eval
 
     def on_validation_model_train(self) -> None:
-        """Switch to training mode; called after a validation or a test only if overridden: otherwise the Trainer
-        restores each submodule's mode.
+        """Switch to training mode after a validation or a test. The Trainer calls this method only if it is overridden;
+        otherwise the Trainer restores each submodule's mode.
         """
         self.train()
 
@@ -167,5 +185,5 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
 
 
 def is_strict(module: Any) -> bool:
-    """Whether weights must match ``module`` exactly, from its ``strict_loading``; ``None`` means the default, True."""
+    """Return the module's ``strict_loading``, and True if it is ``None``."""
     return bool(True if module.strict_loading is None else module.strict_loading)

@@ -1,4 +1,4 @@
-"""Numeric precisions: one file per scheme."""
+"""Numeric precisions: one file for each, such as mixed precision or 8-bit floats."""
 
 from drivetrain.base.lazy import public
 

@@ -1,4 +1,4 @@
-"""Layers that a precision replaces with those of another package."""
+"""Functions for precisions that replace a module's layers with those of another package."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import nn
 from drivetrain.base.torch_private import copy_hooks, own_parameters
 
 Layer = TypeVar("Layer", bound=nn.Module)
-_MOST = 4  # names in a message
+_MOST = 4  # the largest number of names in a message
 
 
 def plain_layers(module: nn.Module, kind: type[Layer], ignored: Collection[str] = ()) -> dict[str, Layer]:
-    """Return the layers of ``module`` that are exactly of ``kind``, by path; "" for ``module`` itself.
+    """Return the layers of ``module`` whose class is ``kind``, by their path in the module; "" for ``module`` itself.
 
-    Left out are subclasses, which have their own forward pass; layers that share their weight, which cannot be replaced
-    alone; and the layers in ``ignored`` with their children.
+    Three kinds of layers are left out: those of a subclass, because it may have its own forward pass; those that share
+    their weight, because they cannot be replaced one by one; and those in ``ignored``, with their children.
     """
     owners: dict[int, int] = {}
     for each in module.modules():
@@ -33,7 +33,9 @@ def plain_layers(module: nn.Module, kind: type[Layer], ignored: Collection[str] 
 
 
 def exchange(module: nn.Module, made: Mapping[str, nn.Module]) -> nn.Module:
-    """Replace the layer at each path in ``made``, keeping its hooks and mode; return the module."""
+    """Replace the layer at each path in ``made`` by the new layer, which gets the old layer's hooks and mode; return
+    the module.
+    """
     for path, new in made.items():
         keep_hooks(module.get_submodule(path), new)
         if not path:

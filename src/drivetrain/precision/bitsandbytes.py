@@ -1,4 +1,4 @@
-"""Linear layers whose weights are packed into 4 or 8 bits, by bitsandbytes; everything else under autocast."""
+"""Linear layers whose weights bitsandbytes packs into 4 or 8 bits; all other operations run under autocast."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ _MODES = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8", "int8-training")
 
 
 class BitsandbytesPrecision(Autocast):
-    """Packed weights for linear layers, to train adapters on a large model or to run it; needs ``bitsandbytes``.
+    """Packs the weights of linear layers into 4 or 8 bits. Needs the package ``bitsandbytes``.
 
-    The packed weights are frozen: only the other parameters, which keep their dtype, are trained. "int8-training"
-    trains the weights and packs them again for each matrix product. A checkpoint contains packed weights in the format
-    of bitsandbytes. Both packed and plain weights can be loaded; plain weights are packed during loading.
+    A large model then needs less memory, for its evaluation or for training adapters on it. The packed weights are
+    frozen. Only the other parameters are trained, and they keep their dtype. "int8-training" trains the weights and
+    packs them again for each matrix product. A checkpoint contains packed weights in the format of bitsandbytes. Both
+    packed and plain weights can be loaded; plain weights are packed during loading.
 
     Args:
-        mode: "nf4" and "fp4" pack weights into 4 bits, "nf4-dq" and "fp4-dq" also their scales; "int8" packs into 8.
+        mode: "nf4" and "fp4" pack weights into 4 bits; "nf4-dq" and "fp4-dq" also pack the scales of the weights;
+            "int8" packs into 8.
         dtype: the dtype of matrix products and of all other operations, under ``torch.autocast``. ``None``: float16 for
             the 8-bit modes, otherwise bfloat16.
         ignore_modules: paths of layers that are not replaced, such as ``{"head"}``. Subclasses of ``Linear`` and layers
@@ -58,7 +60,7 @@ class BitsandbytesPrecision(Autocast):
         four, eight = _layer_classes()
         there = [each for each in module.modules() if isinstance(each, (four.__base__, eight.__base__))]
         if there:
-            # otherwise an earlier run has packed the layers
+            # there are layers of these classes if an earlier run has packed the weights
             if not any(isinstance(each, (four, eight)) for each in there):
                 rank_zero_info(
                     f"{type(module).__name__} has {number_of(len(there), 'layer')} of bitsandbytes itself, "
@@ -103,7 +105,9 @@ class BitsandbytesPrecision(Autocast):
 
 
 def _as_on_first_rank(weight: Tensor) -> Tensor:
-    """Return the first rank's ``weight``: packed weights cannot be broadcast, so all ranks must pack equal values."""
+    """Return the first rank's ``weight`` on every rank, because all ranks must pack equal values: packed weights cannot
+    be broadcast afterwards.
+    """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and not weight.is_meta:
         weight = weight.clone()
         dist.broadcast(weight, 0)
@@ -112,7 +116,9 @@ def _as_on_first_rank(weight: Tensor) -> Tensor:
 
 @functools.cache
 def _layer_classes() -> tuple[Any, Any]:
-    """Return bitsandbytes' layers, extended to load plain weights from checkpoints and to keep the bias unchanged."""
+    """Return subclasses of bitsandbytes' layers that also load plain weights from checkpoints, and do not change the
+    dtype of the bias.
+    """
 
     class Linear4bit(bnb.nn.Linear4bit):  # type: ignore[misc]
         weight: Any
@@ -148,9 +154,9 @@ def _layer_classes() -> tuple[Any, Any]:
 
         def forward(self, x: Tensor) -> Tensor:
             state = self.state
-            # In training mode, the layer multiplies by unpacked weights, which gradients on CPUs need. Without training
-            # mode, bitsandbytes packs the inputs too, and on CPUs with AVX512 calls torch._int_mm, which leaves some
-            # results uninitialized (pytorch#195066).
+            # In training mode, the layer multiplies by unpacked weights, because the backward pass on CPUs needs them.
+            # In evaluation mode, bitsandbytes would also pack the inputs; on CPUs with AVX512 it would call
+            # torch._int_mm, which leaves some results uninitialized (pytorch#195066).
             state.is_training = self.training or state.has_fp16_weights or x.is_cpu
             if state.has_fp16_weights:
                 if hasattr(self.weight, "placements"):  # a tensor that is sharded over processes
@@ -159,7 +165,7 @@ def _layer_classes() -> tuple[Any, Any]:
                         f"{tuple(self.weight.shape)} that tensor parallelism has split. Leave the layer out of the "
                         "tp_plan, or name it in ignore_modules."
                     )
-                state.CB = None  # bitsandbytes would not pack a weight with a gradient again
+                state.CB = None  # bitsandbytes does not pack a weight again if the weight has a gradient
             if getattr(self.weight, "CB", None) is not None:
                 self.init_8bit_state()
             # on CPUs, the backward pass needs 2-D inputs of this dtype
@@ -184,7 +190,9 @@ def _layer_classes() -> tuple[Any, Any]:
 
 
 def _load_rest(layer: Any, weight: Tensor | None, is_packed: bool, state_dict: Any, prefix: str, *others: Any) -> None:
-    """Pack a plain weight, and load the other entries of a checkpoint for ``layer``, with torch's other arguments."""
+    """Load a checkpoint's entries for ``layer``, and pack the weight if it is plain; ``args`` are the further arguments
+    of torch's method.
+    """
     *_, missing, _, errors = others
     expected = (layer.out_features, layer.in_features)
     if weight is not None and not is_packed:

@@ -1,4 +1,6 @@
-"""Lightning's precision classes for single strategies; in drivetrain every precision works with every strategy."""
+"""Lightning's names of precision classes for FSDP and DeepSpeed. In drivetrain these return ordinary precisions, which
+work with every strategy.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from drivetrain.precision.precision import Precision, PrecisionRegistry
 
 
 class _OfStrategy(Precision):
-    """A call returns the precision for a name. For a user's subclass, the object has a class that combines both, with
-    the subclass's methods first.
+    """A class whose constructor returns another object: the precision with the given name. The constructor of a user's
+    subclass returns an object whose class combines the subclass and the precision's class; the subclass's methods come
+    first.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -57,8 +60,8 @@ def _restored(cls: type, kind: type | None, attributes: dict[str, Any]) -> Any:
 class FSDPPrecision(_OfStrategy):
     """Returns the precision for a name, such as ``MixedPrecision`` for "bf16-mixed".
 
-    In other libraries FSDP needs its own precision class. Here ``FSDPStrategy(mixed_precision=...)`` sets the dtypes in
-    which parameters are gathered and gradients reduced.
+    In other libraries FSDP needs its own precision class. In drivetrain, ``FSDPStrategy(mixed_precision=...)`` sets the
+    dtypes in which parameters are gathered and gradients reduced.
 
     Args:
         precision: the name.

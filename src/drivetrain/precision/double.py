@@ -10,8 +10,8 @@ from drivetrain.precision.half import TruePrecision
 class DoublePrecision(TruePrecision):
     """float64 ("64-true") for parameters, buffers, inputs and new tensors.
 
-    Complex tensors keep their dtype, as under ``Module.double()``; new ones are complex128, which belongs to float64 in
-    torch.
+    Complex tensors keep their dtype, as with ``Module.double()``. New complex tensors are complex128, torch's complex
+    type with float64 parts.
     """
 
     _names = ("64-true", "64")

@@ -1,11 +1,11 @@
-"""Methods and attributes of precisions with Lightning's names and signatures, which call this package's own.
+"""Methods and attributes of precisions that have Lightning's names and signatures, and call the methods of drivetrain.
 
 [Note: Lightning's signatures]
-drivetrain calls ``backward(loss, ...)`` between the backward hooks, ``optimizer_step(optimizer, model, closure, ...)``
-also without a closure, and clipping with ``norm_type``. In Lightning, ``backward`` also gets the model and the
-optimizer, ``optimizer_step`` always gets a closure, possibly as a keyword, and clipping has only one norm. There,
-``forward_context`` may have a parameter for the device type, and ``state_dict`` and ``load_state_dict`` have none for
-the module and the optimizers. :func:`adapt` supports both signatures in overrides.
+drivetrain calls ``backward(loss, ...)`` between the backward hooks, it may call ``optimizer_step(optimizer, model,
+closure, ...)`` without a closure, and it passes ``norm_type`` to clipping. In Lightning, ``backward`` also gets the
+model and the optimizer, ``optimizer_step`` always gets a closure, possibly as a keyword, and clipping has only one
+norm. ``forward_context`` may have a parameter for the device type, and ``state_dict`` and ``load_state_dict`` have no
+parameters for the module and the optimizers. :func:`adapt` supports both signatures in overrides.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from drivetrain.errors import ConfigurationError
 Method = Callable[..., Any]
 
 CLIPPING = frozenset({"clip_grad_by_value", "clip_grad_by_norm", "main_params"})
-"""Members that define how gradients are clipped, and of which parameters."""
+"""Methods that define how gradients are clipped, and which parameters' gradients."""
 
 
 class Familiar:
-    """Members with Lightning's names, for which the contract has other members; users can call and override them."""
+    """Methods and attributes with Lightning's names, which users can call and override."""
 
     scaler: Any = None
     """The gradient scaler, if there is one."""
@@ -54,10 +54,11 @@ class Familiar:
 
     @classmethod
     def register_precisions(cls, precision_registry: Registry[Any]) -> None:
-        """Give the class its names: ``precision_registry.register("name", cls, description="...")``.
+        """Register the names under which users choose this class: ``precision_registry.register("name", cls,
+        description="...")``.
 
-        Called once, when Python defines a subclass with this method: the class needs no other line. Further arguments
-        of ``register`` are arguments of the constructor.
+        Called once, when Python defines a subclass that has this method, so that the class needs no other line. Further
+        arguments of ``register`` are passed to the constructor of the class.
         """
 
     precision: str = reads(
@@ -67,14 +68,16 @@ class Familiar:
     # ---- contexts ------------------------------------------------------------------------------------------------
 
     def module_init_context(self) -> AbstractContextManager[Any] | None:
-        """Return a context in which the parameters of new layers have this precision, or ``None``.
+        """Return a context in which the parameters of new layers have this precision; ``None`` if none is needed.
 
         It is entered inside the context of ``tensor_init_context``.
         """
         return nullcontext()
 
     def train_step_context(self) -> AbstractContextManager[Any]:
-        """Return a new context for one ``training_step``; the other steps have methods of their own names."""
+        """Return a new context for one ``training_step``; there is a method of the same kind for each of the other
+        steps.
+        """
         return self.forward_context() or nullcontext()
 
     val_step_context = test_step_context = predict_step_context = train_step_context
@@ -84,16 +87,18 @@ class Familiar:
     def connect(
         self, model: nn.Module, optimizers: list[Optimizer], lr_schedulers: list[Any]
     ) -> tuple[nn.Module, list[Optimizer], list[Any]]:
-        """Return replacements for the model, its optimizers and its schedulers' configurations in a Trainer.
+        """Return the model, the optimizers and the configurations of the schedulers that the Trainer is to use instead
+        of the given ones.
 
-        Called in each run after they are created; without optimizers in evaluation and prediction.
+        Called in each run after they were created. In evaluation and prediction there are no optimizers.
         """
         return model, optimizers, lr_schedulers
 
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def pre_backward(self, tensor: Tensor, module: nn.Module | None) -> Tensor:
-        """Return the tensor to differentiate instead of ``tensor``; the hooks ``on_before_backward`` get it.
+        """Return the tensor that is differentiated instead of ``tensor``, and that the hooks ``on_before_backward``
+        get.
 
         Args:
             tensor: the loss.
@@ -106,10 +111,12 @@ class Familiar:
         return tensor
 
     def _after_closure(self, model: Any, optimizer: Any) -> None:
-        """Do nothing: the closure for ``optimizer_step`` has already done this step's work."""
+        """Do nothing, because the closure that ``optimizer_step`` gets already does what Lightning does here."""
 
     def step(self, optimizer: Optimizer, **kwargs: Any) -> bool:
-        """Call ``optimizer_step`` with existing gradients; return whether the optimizer was stepped."""
+        """Call ``optimizer_step`` for gradients that were already computed; return whether the optimizer was
+        stepped.
+        """
         self.stepped = True
         self.optimizer_step(optimizer, **kwargs)
         return self.stepped
@@ -139,17 +146,20 @@ class Familiar:
     def deferred_state_dict(
         self, module: nn.Module | None, optimizers: Sequence[Optimizer]
     ) -> Callable[[], dict[str, Any]]:
-        """Return a function that returns the current ``state_dict(module, optimizers)``, even if it is called later.
+        """Return a function that returns ``state_dict(module, optimizers)`` as it is now, even if the function is
+        called later.
 
-        If a callback saves on exceptions, the loop calls this method at the start of each window. So it must not wait
-        for the device: override it if ``state_dict`` reads from the device.
+        If a callback saves on exceptions, the loop calls this method before the batches of each optimizer step, so it
+        must not wait for the device. Override this method if ``state_dict`` reads from the device.
         """
         state = self.state_dict(module, optimizers)
         state = copy.deepcopy(state) if state else {}
         return lambda: state
 
     def restored_gradients(self, device: torch.device) -> None:
-        """Called when a checkpoint has restored the gradients of an incomplete window, which are still scaled."""
+        """Called after gradients were restored from a checkpoint that was saved between accumulated batches; these
+        gradients are still scaled.
+        """
 
 
 # ---- how the library calls overrides of these names ------------------------------------------------------------------
@@ -177,8 +187,9 @@ def differentiate(
 def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Compute the gradients of ``loss``; ``args`` or ``kwargs`` may begin with the model and the optimizer.
 
-    An override's ``super().backward(tensor, model, optimizer)`` passes these. So does a strategy with a copy of
-    Lightning's ``backward``, which expects this call to include the hooks and the scaling.
+    An override passes the model and the optimizer when it calls ``super().backward(tensor, model, optimizer)``. So does
+    a strategy whose ``backward`` is a copy of Lightning's. Such a strategy expects that this call also calls the hooks
+    and scales the loss.
     """
     if precision._is_differentiating:
         args = _without_parties(args)
@@ -190,12 +201,12 @@ def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ..
         if getattr(module, "_trainer", None) is not None:
             module.trainer.strategy.driver.differentiate(loss, *args, **kwargs)
             return
-        loss = precision.scale(loss)  # outside of a run, the precision scales here
+        loss = precision.scale(loss)  # in a run the strategy scales the loss; outside of a run it is scaled here
     loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 def _without_parties(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the further arguments of Lightning's ``backward``, without the model and the optimizer."""
+    """Return the arguments of Lightning's ``backward`` that follow the model and the optimizer."""
     if args and (args[0] is None or isinstance(args[0], nn.Module)):
         args = args[1:]
         if args and (args[0] is None or isinstance(args[0], Optimizer)):
@@ -204,7 +215,7 @@ def _without_parties(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def end_step(precision: Familiar, optimizer: Optimizer) -> None:
-    """Forget that the gradients of ``optimizer`` were unscaled, after it has stepped or skipped its step."""
+    """Record that ``optimizer`` has stepped or skipped its step, so that its next gradients can be unscaled."""
     if precision._unscaled_now:
         precision._unscaled_now = tuple(pair for pair in precision._unscaled_now if pair[1] is not optimizer)
 
@@ -224,7 +235,9 @@ def clip_by_value(parameters: list[Tensor] | list[nn.Parameter], clip_val: float
 
 
 def adapt(cls: type[Any]) -> None:
-    """Wrap the methods that ``cls`` defines, so that drivetrain can call them."""
+    """Wrap those methods of ``cls`` that may have Lightning's signatures, so that drivetrain can call them with its
+    own.
+    """
     own = vars(cls)
     if isinstance(name := own.get("precision"), str):
         cls.name = name
@@ -246,11 +259,11 @@ def adapt(cls: type[Any]) -> None:
 
 
 def _backward(method: Method) -> Method:
-    parties = max(0, min(2, _named(method) - 1))  # the model, or the model and the optimizer
+    parties = max(0, min(2, _named(method) - 1))  # how many of the model and the optimizer the method takes
 
     @functools.wraps(method)
     def backward(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._is_differentiating:  # super() in an override has called this
+        if self._is_differentiating:  # an override has called this through super()
             return method(self, tensor, *args, **kwargs)
         if args and isinstance(
             args[0], nn.Module
@@ -284,7 +297,7 @@ def _optimizer_step(method: Method) -> Method:
 
 
 def _no_loss() -> None:
-    """A closure for an optimizer step whose gradients are already computed."""
+    """The closure for an optimizer step whose gradients are already computed: it does nothing."""
 
 
 def _once_per_step(method: Method) -> Method:
@@ -300,7 +313,9 @@ def _once_per_step(method: Method) -> Method:
 
 
 def _without(*names: str, kept: int) -> Callable[[Method], Method]:
-    """Return a decorator that drops the arguments ``names``, after the first ``kept``, for a method that lacks them."""
+    """Return a decorator for methods that may lack the parameters ``names``, which follow the first ``kept`` ones:
+    arguments that the method lacks are not passed to it.
+    """
 
     def wrap(method: Method) -> Method:
         if positional_arity(method) - 1 >= kept + len(names):

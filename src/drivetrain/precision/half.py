@@ -1,4 +1,6 @@
-"""Everything in a 16-bit type; and the base class of precisions that keep everything in one type."""
+"""Precisions that keep parameters, inputs and new tensors in one 16-bit type, and the base class of precisions with one
+type.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ _DTYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
 
 
 class TruePrecision(Precision):
-    """Parameters, buffers, inputs and new tensors in one floating-point type.
+    """Base class of precisions that keep parameters, buffers, inputs and new tensors in one floating-point type.
 
     Integer, boolean and complex tensors are not converted, as in ``Module.half()`` and ``Module.double()``; nor are
-    other objects: convert an object of another library that contains tensors in ``on_before_batch_transfer``.
+    tensors inside objects of other libraries; convert those in ``on_before_batch_transfer``.
 
     Args:
         name: the name that users write.
@@ -64,13 +66,12 @@ class TruePrecision(Precision):
 
 
 class HalfPrecision(TruePrecision):
-    """Everything in 16 bits, including the optimizer's state: it needs half the memory, but small updates are rounded
-    to zero.
+    """Keeps everything in 16 bits, including the optimizer's state; small updates of weights are rounded to zero.
 
     Args:
-        precision: "bf16-true", with the range of 32-bit floats, or "16-true", with more digits and a small range. No
-            loss is scaled, and small constants of an optimizer may be rounded to 0: Adam needs ``eps=1e-4`` in
-            "16-true".
+        precision: "bf16-true", with the range of float32 and few digits, or "16-true", with more digits and a small
+            range. The loss is not scaled. Small constants of an optimizer may be rounded to 0: Adam needs ``eps=1e-4``
+            in "16-true".
 
     Raises:
         ConfigurationError: the precision is unknown.
@@ -84,7 +85,7 @@ class HalfPrecision(TruePrecision):
 
 
 class DefaultDtype:
-    """A reusable and reentrant context in which new floating-point tensors have one dtype.
+    """A context in which new floating-point tensors have one dtype. It can be entered again, also while it is entered.
 
     Args:
         dtype: the dtype.

@@ -1,4 +1,4 @@
-"""Parameters in float32, matrix products in 16 bits."""
+"""Mixed precision: parameters in float32, matrix products in 16 bits, and loss scaling for float16."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ _SKIPS_BEFORE_WARNING = 100
 
 
 class MixedPrecision(Autocast):
-    """Autocast around the steps (``torch.autocast``); with float16, the loss is also scaled.
+    """Runs the steps under ``torch.autocast``; with float16, also scales the loss.
 
     Args:
         precision: "16-mixed" or "bf16-mixed".
         device: the device type for autocast; ``None``: the accelerator's.
         scaler: your own ``torch.amp.GradScaler`` for "16-mixed"; ``None``: one with torch's defaults.
 
-    The backward pass runs outside the context, as torch advises, and the cast cache is off: a later step that needs a
-    weight's gradient would otherwise reuse a copy that was cast under ``no_grad``.
+    The backward pass runs outside the autocast context, as torch advises. Autocast's cache of cast weights is off,
+    because a step that needs a weight's gradient could otherwise reuse a copy that was cast under ``no_grad``.
 
-    A step whose gradients are not finite is skipped. This check is the only time per step that the device is read;
+    A step whose gradients are not finite is skipped. This check reads one value from the device in each step;
     "bf16-mixed" reads nothing.
 
     Several optimizers share the scale, which must not change while any of them has scaled gradients. So the scale is
-    updated once per round of steps: right after a step if no other optimizer of the run has gradients, otherwise when
-    the next loss is scaled. Gradients that other optimizers hold at that time are converted to the new scale, including
-    those already unscaled for clipping, so that the gradients of further losses can be added.
+    not updated at every step of an optimizer: it is updated right after a step if no other optimizer of the run has
+    gradients, and otherwise when the next loss is scaled. Gradients that other optimizers have at that time are
+    multiplied to fit the new scale, also if they were already unscaled for clipping, so that the gradients of further
+    losses can be added to them.
 
     Raises:
         ConfigurationError: the precision is unknown, or a scaler was passed for "bf16-mixed".
@@ -65,25 +66,26 @@ class MixedPrecision(Autocast):
             )
         self._scaler = scaler
         self._made_for = ""  # the device type of a scaler that this object has created; "" for a user's scaler
-        self._loaded: dict[str, Any] = {}  # the state for the scaler, until the scaler exists
-        self._optimizers: tuple[Optimizer, ...] | None = None  # None: bind() was not called in this run
+        self._loaded: dict[str, Any] = {}  # a loaded state, kept until the scaler exists
+        self._optimizers: tuple[Optimizer, ...] | None = None  # None if bind() was not called in this run
         self._device: torch.device | None = None  # the device of the losses
-        self._rounds: list[dict[str, Any]] = []  # a checkpoint's entries for an unfinished round, one per optimizer
+        self._rounds: list[dict[str, Any]] = []  # the list "optimizers" of a loaded state, one entry per optimizer
         self._scaled = False  # whether a loss was scaled since the last update
-        self._unscaled: set[Optimizer] = set()  # optimizers with unscaled gradients and without a step since
+        self._unscaled: set[Optimizer] = set()  # optimizers whose gradients were unscaled and not yet used in a step
         self._stepped: set[Optimizer] = set()  # optimizers that stepped or skipped since the last update
         self._skipped: dict[Optimizer, int] = {}  # number of skipped steps in a row
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
         kind = self.device or self.device_type
         if self.scales_loss:
-            self._scaler_for(kind)  # so that the scaler exists before the first batch
+            self._scaler_for(kind)  # creates the scaler, which is to exist before the first batch
         return torch.autocast(kind, dtype=self.computes_in, cache_enabled=False)
 
     def bind(self, optimizers: Sequence[Optimizer]) -> None:
-        """Store all optimizers of the run, at its start.
+        """Store all optimizers of the run. Called when the run starts.
 
-        Without this call the scale is updated when the next loss is scaled, because any optimizer may have gradients.
+        If this method was not called, the scale is updated only when the next loss is scaled, because unknown
+        optimizers may have gradients.
         """
         self._optimizers = tuple(optimizers)
         self._skipped.clear()
@@ -93,7 +95,7 @@ class MixedPrecision(Autocast):
         if not self.scales_loss:
             return loss
         scaler = self._scaler_for(loss.device.type)
-        if self._rounds:  # a checkpoint was restored, but not its gradients
+        if self._rounds:  # a state was loaded, and restored_gradients was not called
             self.restored_gradients(loss.device)
         if self._stepped or self._unscaled:
             self._settle()
@@ -101,7 +103,7 @@ class MixedPrecision(Autocast):
         return scaler.scale(loss)
 
     def unscale_gradients(self, optimizer: Optimizer) -> None:
-        """Divide this optimizer's gradients by the scale; a second call before its step does nothing.
+        """Divide this optimizer's gradients by the scale. A second call before the optimizer's step does nothing.
 
         Raises:
             ConfigurationError: these gradients do not come from a scaled loss.
@@ -157,7 +159,9 @@ class MixedPrecision(Autocast):
 
     @property
     def scaler(self) -> GradScaler | None:
-        """The scaler of "16-mixed"; ``None`` for "bf16-mixed". A run on another device type has another scaler."""
+        """The scaler of "16-mixed"; ``None`` for "bf16-mixed". When a run is on another device type than the run
+        before, it gets a new scaler.
+        """
         return self._scaler_for(self.device or self.device_type) if self.scales_loss else None
 
     @scaler.setter
@@ -168,8 +172,8 @@ class MixedPrecision(Autocast):
         """Return the scale and its growth state; empty for "bf16-mixed". Reading the state changes nothing.
 
         If the scale is due for an update and no optimizer holds gradients, the state contains the updated scale.
-        Otherwise the gradients belong to the current scale, and "optimizers" contains each optimizer's progress in the
-        round.
+        If optimizers hold gradients, the state contains the current scale, which these gradients have, and "optimizers"
+        says for each optimizer whether its gradients were unscaled or used since the last update.
         """
         if self._scaler is None:
             return dict(self._loaded)
@@ -188,15 +192,17 @@ class MixedPrecision(Autocast):
     ) -> Callable[[], dict[str, Any]]:
         if self._scaler is None or not self._scaler.is_enabled() or overrides(self, "state_dict", MixedPrecision):
             return super().deferred_state_dict(module, optimizers)
-        if self._stepped or self._unscaled:  # several optimizers are in the middle of a round, which is rare
+        # the scale is due for an update, or gradients are unscaled: this is rare, and reading the state at once may
+        # wait
+        if self._stepped or self._unscaled:
             return super().deferred_state_dict(module, optimizers)
         twin = _twin(self._scaler, lambda value: value.clone() if isinstance(value, Tensor) else value)
-        return twin.state_dict  # reading the scale waits for the device
+        return twin.state_dict  # not called here, because reading the scale waits for the device
 
     def load_state_dict(
         self, state_dict: dict[str, Any], module: nn.Module | None = None, optimizers: Sequence[Optimizer] = ()
     ) -> None:
-        """Restore a scaler's state; an empty one, or any state for "bf16-mixed", is ignored."""
+        """Restore a scaler's state. An empty state is ignored, and with "bf16-mixed" every state."""
         if not expect(state_dict, Mapping) or not self.scales_loss:
             return
         expect(state_dict, _SCALER)
@@ -205,7 +211,7 @@ class MixedPrecision(Autocast):
             self._loaded = dict(state_dict)
             return
         if self._stepped:
-            self._update()  # due before this call, so it must not change the state that is loaded now
+            self._update()  # do the update that is due now, so that it does not change the loaded state later
         self._scaler.load_state_dict(state_dict)
 
     # ---- the scale -----------------------------------------------------------------------------------------------
@@ -231,7 +237,7 @@ class MixedPrecision(Autocast):
         self._scaled = False
 
     def _round_of(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the progress of ``optimizer`` since the last update of the scale."""
+        """Return what happened to the gradients of ``optimizer`` since the last update of the scale."""
         known = states_of_scaler(self._scaler).get(id(optimizer), {})
         found = known.get("found_inf_per_device", {}).values()
         return {
@@ -251,14 +257,16 @@ class MixedPrecision(Autocast):
             states_of_scaler(self._scaler)[id(optimizer)].update(stage=stage, found_inf_per_device={device: found})
 
     def _settle(self) -> None:
-        """Update the scale if that is due, and convert all gradients that wait for a step to the new scale."""
+        """Update the scale if an optimizer has stepped since the last update, and convert all gradients that wait for a
+        step to the new scale.
+        """
         assert self._scaler is not None  # unscaling has created the scaler
         held = self._held()
         one = torch.ones((), device=self._device)
         before = self._scaler.scale(one)
         for optimizer in self._unscaled:
-            # The scaler resets an optimizer's state only in update(), for all optimizers together. A disabled scaler
-            # has no state.
+            # Reset the scaler's state of this optimizer, which the scaler itself does only in update(), for all
+            # optimizers together. A disabled scaler has no such state.
             states_of_scaler(self._scaler).pop(id(optimizer), None)
             _multiply_gradients(optimizer, before)
         self._unscaled.clear()
@@ -284,19 +292,19 @@ class MixedPrecision(Autocast):
 
 def _twin(scaler: GradScaler, copied: Callable[[Any], Any]) -> GradScaler:
     """Return a copy of ``scaler``, with each attribute copied by ``copied``."""
-    twin = object.__new__(type(scaler))  # copy.copy refuses a scaler that is due for an update
+    twin = object.__new__(type(scaler))  # copy.copy raises an error for a scaler that is due for an update
     vars(twin).update({name: copied(value) for name, value in vars(scaler).items()})
     return twin
 
 
 @contextmanager
 def _stepped_as_others(optimizer: Optimizer) -> Iterator[None]:
-    """Context in which a scaler treats ``optimizer`` as one that cannot skip a step itself.
+    """Context in which a scaler treats ``optimizer`` as one without a fused kernel, which cannot skip a step itself.
 
     A scaler calls an optimizer with a fused kernel on every step, and the kernel skips the update if gradients are not
-    finite. Before that, ``step`` creates the optimizer's state: SGD's momentum buffers are allocated but not
-    initialised, and stay uninitialised if the step is skipped. The gradients are already unscaled, so the fused kernel
-    has no other advantage.
+    finite. But ``step`` creates the optimizer's state before it calls the kernel: SGD's momentum buffers are allocated
+    but not initialised, and stay uninitialised if the step is skipped. The kernel could also unscale gradients, but
+    they are already unscaled here, so nothing is lost.
     """
     own = vars(optimizer)
     if not getattr(optimizer, SCALES_ITSELF, False):
@@ -322,7 +330,7 @@ _SCALER: Form = {
     GROWTH_TRACKER: COUNT,
     "optimizers?": [{"stepped": bool, "unscaled": bool, "found_inf": (int, float, None, number)}],
 }  # fmt: skip
-"""The form of a result of :meth:`MixedPrecision.state_dict`."""
+"""The types of the entries in a result of :meth:`MixedPrecision.state_dict`."""
 
 
 def _holds_gradients(optimizer: Optimizer) -> bool:
@@ -338,7 +346,7 @@ def _multiply_gradients(optimizer: Optimizer, factor: Tensor) -> None:
 
 
 def torch_scaler(precision: Precision) -> Any:
-    """Return torch's scaler, if ``precision`` scales losses with it; otherwise ``None``."""
+    """Return the ``torch.amp.GradScaler`` of ``precision``; ``None`` if it has none."""
     if not (precision.scales_loss and isinstance(precision, MixedPrecision)):
         return None
     precision.forward_context()  # creates the scaler

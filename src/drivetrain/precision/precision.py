@@ -1,4 +1,4 @@
-"""The contract of a numeric precision, and the registry; the base class is plain float32."""
+"""The base class of numeric precisions, which is itself the precision float32; and the registry of precisions."""
 
 from __future__ import annotations
 
@@ -22,33 +22,36 @@ ClipAlgorithm = Literal["norm", "value"]
 class Precision(Familiar):
     """Full 32-bit precision ("32-true"): nothing is converted or scaled.
 
-    A new precision is a file in this folder, or in a package, with one subclass: it registers names in
-    ``register_precisions(cls, precision_registry)``, and each is a value of ``precision=``. A member that a subclass
-    does not override is not called in a step. Members with Lightning's names, such as
-    ``pre_backward``, may be overridden too: see :class:`drivetrain.precision.familiar.Familiar`. Overrides may have
-    Lightning's signatures.
+    To add a precision, write a subclass in a file of its own, in this folder or in a package. Its class method
+    ``register_precisions(cls, precision_registry)`` registers names, which users pass as ``precision=``. A method that
+    a subclass does not override is not called in a step, and so costs nothing. Methods with Lightning's names, such as
+    ``pre_backward``, may be overridden too, and overrides may have Lightning's signatures: see
+    :class:`drivetrain.precision.familiar.Familiar`.
     """
 
     name: str = "32-true"
-    """The name in plans and checkpoints; a subclass may also write it as ``precision``."""
+    """The precision's name in plans and checkpoints. A subclass may set the attribute ``precision`` instead."""
 
     computes_in: torch.dtype | None = None
-    """The dtype in which the accelerator must be able to compute; ``None``: float32, in which every accelerator can."""
+    """The dtype in which the accelerator must be able to compute; ``None``: float32, which every accelerator
+    supports.
+    """
 
     scales_loss: bool = False
-    """Whether the loss is scaled. Otherwise ``scale`` is not called, nor ``unscale_gradients`` before each step."""
+    """Whether the loss is scaled. With False, neither ``scale`` nor ``unscale_gradients`` is called in a step."""
 
     packs_weights: bool = False
     """Whether this precision packs weights into tensors of integers, which no strategy can shard."""
 
     stepped: bool = True
-    """Whether the last ``optimizer_step`` really stepped; an override sets this to False if it skips a step.
-
-    ``global_step`` does not count such a step.
+    """Whether the last ``optimizer_step`` really stepped. An override sets this to False if it skips a step, and
+    ``global_step`` does not count the skipped step.
     """
 
     device_type: str = "cpu"
-    """The type of the device that steps run on, as ``torch.autocast`` takes it; set before the first context."""
+    """The type of the device on which steps run, as an argument of ``torch.autocast``. It is set before the first
+    context is created.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -59,7 +62,7 @@ class Precision(Familiar):
     # ---- numbers -------------------------------------------------------------------------------------------------
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """Return the module with its parameters in this precision; called once, before the optimizers exist."""
+        """Return the module with its parameters in this precision. Called once, before the optimizers are created."""
         return module
 
     def convert_input(self, data: Any) -> Any:
@@ -67,9 +70,10 @@ class Precision(Familiar):
         return data
 
     def convert_output(self, data: Any) -> Any:
-        """Convert the outputs of a module that an Engine has set up to the dtype that the loop expects.
+        """Convert the outputs of a module that an Engine has set up to the dtype that the user's loop expects.
 
-        Called only by an Engine, if a subclass overrides it: a Trainer does not convert the outputs of steps.
+        Only an Engine calls this method, and only if a subclass overrides it. A Trainer does not convert the outputs of
+        steps.
         """
         return data
 
@@ -77,7 +81,8 @@ class Precision(Familiar):
         """Return a context for a forward pass on :attr:`device_type`; ``None`` if none is needed.
 
         The method returns ``None`` instead of an empty context, because entering even an empty context costs time in
-        every step. drivetrain's own contexts are entered repeatedly; a context from your subclass is entered once.
+        every step. A context that your subclass returns is entered only once; those of drivetrain's precisions are
+        entered repeatedly.
         """
         return None
 
@@ -88,20 +93,20 @@ class Precision(Familiar):
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def bind(self, optimizers: Sequence[Optimizer]) -> None:
-        """Store all optimizers of the run, at its start."""
+        """Store all optimizers of the run. Called when the run starts."""
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the loss to differentiate instead of ``loss``."""
+        """Return the scaled loss, which is differentiated instead of ``loss``."""
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradients of ``loss``, between the hooks ``on_before_backward`` and ``on_after_backward``.
 
-        ``loss`` is a result of :meth:`scale`, and this method does not scale it again. Only if the second argument is a
-        model, as in Lightning, the method also scales.
+        ``loss`` is a result of :meth:`scale`, and this method does not scale it again. If the second argument is a
+        model, as in Lightning, the method also scales ``loss``.
 
-        An override may have Lightning's signature ``(tensor, model, optimizer, *args, **kwargs)``. A strategy's own
-        ``backward`` may call it with these arguments; the call then includes the hooks and the scaling.
+        An override may have Lightning's signature ``(tensor, model, optimizer, *args, **kwargs)``. If the ``backward``
+        of a user's strategy calls this method with these arguments, the call also scales the loss and calls the hooks.
         """
         if args or kwargs:
             backward_of_the_field(self, loss, args, kwargs)
@@ -109,7 +114,9 @@ class Precision(Familiar):
             loss.backward()  # type: ignore[no-untyped-call]
 
     def unscale_gradients(self, optimizer: Optimizer) -> None:
-        """Unscale the gradients of this optimizer's parameters; a second call before its step does nothing."""
+        """Unscale the gradients of this optimizer's parameters. A second call before the optimizer's step does
+        nothing.
+        """
 
     def optimizer_step(
         self,
@@ -122,11 +129,11 @@ class Precision(Familiar):
 
         Args:
             optimizer: the user's optimizer.
-            model: the model whose parameters are stepped.
-            closure: runs the forward and backward pass, and returns the loss. The closure also unscales the gradients
-                if :attr:`scales_loss`, calls the hooks ``on_before_optimizer_step`` and clips. ``None``: the gradients
-                are already computed.
-            kwargs: for ``optimizer.step``.
+            model: the model whose parameters the optimizer updates.
+            closure: a function that runs the forward and backward pass, and returns the loss. The closure also unscales
+                the gradients if :attr:`scales_loss`, calls the hooks ``on_before_optimizer_step`` and clips. ``None``:
+                the gradients are already computed.
+            kwargs: further arguments of ``optimizer.step``.
         """
         if not self.scales_loss:
             return optimizer.step(**kwargs) if closure is None else optimizer.step(closure=closure, **kwargs)
@@ -139,7 +146,7 @@ class Precision(Familiar):
         return loss
 
     def _step_scaled(self, optimizer: Optimizer, **kwargs: Any) -> None:
-        """Step with gradients of a scaled loss."""
+        """Step ``optimizer``, whose gradients are those of a scaled loss."""
         optimizer.step(**kwargs)
         end_step(self, optimizer)
 
@@ -151,17 +158,17 @@ class Precision(Familiar):
         norm_type: float = 2.0,
         error_if_nonfinite: bool = False,
     ) -> Tensor | None:
-        """Clip only the unscaled gradients of this optimizer's parameters.
+        """Clip the gradients of this optimizer's parameters, after unscaling them if they are scaled.
 
-        An override may have only the first three parameters. Its callers then expect the norm 2, and the override
-        decides what to do if the norm is not finite.
+        An override may have only the first three parameters. It is then only called for the 2-norm, and decides itself
+        what to do if the norm is not finite.
 
         Args:
             optimizer: the optimizer with the parameters; those without a gradient are skipped.
             clip_val: the largest norm of all gradients together ("norm"), or absolute value of each element ("value").
                 0 or negative: nothing is clipped.
             gradient_clip_algorithm: "norm" or "value".
-            norm_type: which norm; ``inf`` is the largest element.
+            norm_type: the order of the norm; ``inf`` is the norm that is the largest absolute value.
             error_if_nonfinite: raise RuntimeError if the norm is not finite, which synchronises with the device.
 
         Returns:
@@ -189,20 +196,20 @@ class Precision(Familiar):
         """Return the state for a checkpoint.
 
         Args:
-            module: the user's module. Use its parameter names as keys for what is stored per parameter. For an Engine's
-                checkpoint with several modules, ``module`` has these as its children, under their names in the
-                checkpoint.
-            optimizers: the optimizers of its parameters.
+            module: the user's module. Use the module's parameter names as keys for values that are stored per
+                parameter. If an Engine's checkpoint contains several modules, these are the children of ``module``,
+                under their names in the checkpoint.
+            optimizers: the optimizers of the module's parameters.
         """
         return {}
 
     def load_state_dict(
         self, state_dict: dict[str, Any], module: nn.Module | None = None, optimizers: Sequence[Optimizer] = ()
     ) -> None:
-        """Restore a result of :meth:`state_dict`; module and optimizers are already restored."""
+        """Restore a result of :meth:`state_dict`. Called after the module and the optimizers were restored."""
 
     def teardown(self) -> None:
-        """Free resources of this precision; called when a run ends, also after an exception."""
+        """Free resources of this precision. Called when a run ends, also by an exception."""
 
 
 def _to_default_dtype(leaf: Any) -> Any:
@@ -210,7 +217,7 @@ def _to_default_dtype(leaf: Any) -> Any:
 
 
 in_default_dtype: Callable[[Any], Any] = functools.partial(map_leaves, _to_default_dtype)
-"""Returns its argument with every floating-point tensor in torch's default type."""
+"""Returns its argument with every floating-point tensor converted to torch's default dtype."""
 
 
 _MEANT = {
@@ -226,13 +233,13 @@ _MEANT = {
 
 
 def precision_meant(given: object) -> str | None:
-    """Return drivetrain's name of the precision that other libraries or torch call ``given``; ``None``: unknown."""
+    """Return drivetrain's name for the precision that torch or another library calls ``given``; ``None``: unknown."""
     word = str(given).lower().removeprefix("torch.").replace("_", "-")
     return next((name for name, words in _MEANT.items() if word in words.split()), None)
 
 
 PrecisionRegistry: Registry[Precision] = Registry("drivetrain.precision", "precision", "precision", by_file=False)
-"""The precisions by name: those of the files beside this one, of users, and of installed packages."""
+"""The precisions by name: those in this folder, those that programs have defined, and those of installed packages."""
 
 for _name in ("32-true", "32"):  # __init_subclass__ is not called for this class itself
     PrecisionRegistry.register(_name, Precision)
@@ -241,8 +248,8 @@ for _name in ("32-true", "32"):  # __init_subclass__ is not called for this clas
 class Autocast(Precision):
     """Base of precisions whose forward passes run under ``torch.autocast``, in :attr:`computes_in`.
 
-    The cast cache is off: a later step that needs a weight's gradient would otherwise reuse a copy that was cast under
-    ``no_grad``.
+    Autocast's cache of cast weights is off, because a step that needs a weight's gradient could otherwise reuse a copy
+    that was cast under ``no_grad``.
     """
 
     def convert_output(self, data: Any) -> Any:

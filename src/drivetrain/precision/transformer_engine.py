@@ -1,4 +1,4 @@
-"""8-bit floats inside the layers of NVIDIA's TransformerEngine."""
+"""Compute in 8-bit floats inside the layers of NVIDIA's TransformerEngine."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MULTIPLE = 16  # both sizes of a weight must be multiples of this
 
 
 class TransformerEnginePrecision(TruePrecision):
-    """Weights in 16 bits, and matrix products of TransformerEngine's layers in 8-bit floats; needs its package.
+    """Keeps weights in 16 bits, and lets layers of TransformerEngine compute matrix products in 8-bit floats.
 
-    It needs a GPU with 8-bit float products (Ada, Hopper or later). drivetrain's tests use a stand-in for the package
-    and have never run it on such a GPU.
+    Needs NVIDIA's package TransformerEngine and a GPU that multiplies 8-bit floats (Ada, Hopper or later). drivetrain's
+    tests use a stand-in for the package and have never run it on such a GPU.
 
     Args:
         weights_dtype: ``torch.bfloat16`` ("transformer-engine") or ``torch.float16`` ("transformer-engine-float16").
@@ -107,7 +107,7 @@ class TransformerEnginePrecision(TruePrecision):
 
 
 class _Together:
-    """Several contexts as one reusable context.
+    """A context that enters several contexts, and that can be used more than once.
 
     Args:
         makes: functions that create the contexts.
@@ -129,7 +129,9 @@ class _Together:
 
 
 def _copy(old: nn.Module, new: nn.Module) -> None:
-    """Copy the parameters of ``old`` to ``new``, and let ``new`` load checkpoints that lack its extra state."""
+    """Copy the parameters of ``old`` to ``new``, and let ``new`` load checkpoints that do not contain the extra state
+    of its class.
+    """
     with torch.no_grad():
         for name, parameter in old.named_parameters():
             target: Any = getattr(new, name)

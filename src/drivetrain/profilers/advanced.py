@@ -1,4 +1,4 @@
-"""The time of Python functions in each action, by the standard library's cProfile."""
+"""A profiler that measures the time of Python functions in each action, with the standard library's cProfile."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.errors import ConfigurationError, is_number, wrong_value
 from drivetrain.profilers.profiler import Profiler, already_running, not_running
 
-_PRINTED = 20  # without a limit, how many functions of each action are printed
+_PRINTED = 20  # how many functions of each action are printed if the user sets no limit
 
 Path = tuple[str, ...]  # the names of an action and of the actions that contain it, outermost first
 
 
 class AdvancedProfiler(Profiler):
-    """Records every call of a Python function, by action.
+    """Records every call of a Python function, and the action in which it was called.
 
-    The report has a section for each action: its functions, the slowest first. Calls inside an action also count for
-    the actions around it. Recording makes Python functions several times slower.
+    The report has a section for each action, which lists the functions, the slowest first. If actions are nested, a
+    call counts for the innermost action and for all actions around it. Recording makes Python functions several times
+    slower.
 
     Args:
         dirpath: the folder of the files; ``None``: the folder of the run's logger.
         filename: a part of the files' names. ``None``: the report is printed.
-        line_count_restriction: the number of functions per action in the report: an integer, or a fraction as a float
-            below 1.0. 1.0 means all of them in a file, and 20 in a printed report.
+        line_count_restriction: the number of functions per action in the report, or, as a float below 1.0, their
+            fraction. 1.0 means all functions if the report is written to a file, and 20 if it is printed.
         dump_stats: also write a file for each action, ``<stage>-<filename>-<rank>-<action>.prof``, which ``pstats``
             and tools such as snakeviz read.
 
@@ -75,7 +76,7 @@ class AdvancedProfiler(Profiler):
         """End an action.
 
         Raises:
-            ConfigurationError: the action has not begun.
+            ConfigurationError: the action is not running.
         """
         self._pause()
         if action_name not in self._open:
@@ -87,8 +88,8 @@ class AdvancedProfiler(Profiler):
             self._profiles[self._open].disable()
 
     def _record(self, path: Path) -> None:
-        """Record calls as part of ``path`` from now on; only one profile runs at a time, because Python allows no
-        second one.
+        """Record calls for the nested actions ``path`` from now on. The profile that ran before must be paused, because
+        Python allows only one at a time.
         """
         self._open = path
         if path:
@@ -103,7 +104,7 @@ class AdvancedProfiler(Profiler):
                 ) from error
 
     def _stats(self) -> dict[str, pstats.Stats]:
-        """Return the statistics of each action, including the actions inside it."""
+        """Return the statistics of each action, which include those of the actions inside it."""
         open_ = self._open
         stats: dict[str, pstats.Stats] = {}
         self._pause()

@@ -1,4 +1,4 @@
-"""The memory growth in each action, and torch's snapshots of CUDA memory."""
+"""A profiler that measures how much memory grows in each action, and writes torch's snapshots of CUDA memory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Growth:
 
     Attributes:
         calls: the number of finished calls.
-        grown: the total memory growth of these calls; negative if they freed more than they allocated.
-        peak: the highest allocation in any call.
+        grown: the sum of the memory growth in these calls; negative if they freed more than they allocated.
+        peak: the most memory that was in use during any of these calls.
     """
 
     calls: int = 0
@@ -42,16 +42,17 @@ class MemoryProfiler(Profiler):
 
     With CUDA, the profiler measures torch's allocated memory on the current device. torch then also records each
     allocation with its line of code, and a snapshot is written when the run ends, also by an exception such as out of
-    memory: ``<stage>-<filename>-<rank>.pickle``, for https://pytorch.org/memory_viz. On other devices, it measures the
-        memory of this process, for which torch has no snapshots.
+    memory: ``<stage>-<filename>-<rank>.pickle``, for https://pytorch.org/memory_viz. On other devices, the profiler
+        measures the memory of this process, and writes no snapshot.
 
-    The profiler resets torch's peak statistics, ``torch.cuda.max_memory_allocated()``, at each action.
+    The profiler resets torch's peak statistics, ``torch.cuda.max_memory_allocated()``, at the start and the end of each
+    action.
 
     Args:
         dirpath: the folder of the files; ``None``: the folder of the run's logger.
         filename: a part of the files' names. ``None``: the table is printed.
-        snapshot: write the snapshot, with CUDA.
-        max_entries: the maximum number of the latest allocations and frees in the snapshot.
+        snapshot: whether to write the snapshot; it needs CUDA.
+        max_entries: how many allocations and frees the snapshot contains at most; these are the latest.
     """
 
     @arguments_checked
@@ -82,7 +83,7 @@ class MemoryProfiler(Profiler):
             self._records = True
 
     def _used(self) -> tuple[int, int]:
-        """Return the bytes in use, and the peak since the last call."""
+        """Return the number of bytes in use, and the peak since the last call of this method."""
         if has_cuda():
             return memory_in_use()
         if self._process is None:
@@ -113,7 +114,7 @@ class MemoryProfiler(Profiler):
         kept.peak = max(kept.peak, ended.peak)
 
     def summary(self) -> str:
-        """Return the table, with the actions with the highest memory first."""
+        """Return the table; the actions with the highest memory come first."""
         of = "CUDA memory" if has_cuda() else "memory of the process"
         rows = [
             [name, str(each.calls), f"{each.peak / _MIB:.1f}", f"{each.grown / _MIB:+.1f}"]
@@ -123,7 +124,7 @@ class MemoryProfiler(Profiler):
         return table(f"Profile{stage}: {of}", ["Action", "Calls", "Highest (MiB)", "Grown (MiB)"], rows) if rows else ""
 
     def teardown(self, stage: str | None) -> None:
-        """Write the snapshot and stop recording."""
+        """Write the snapshot, and let torch stop recording allocations."""
         if self._records:
             self._records = False
             path = self._path(".pickle", "memory")

@@ -1,4 +1,4 @@
-"""The profiler that measures nothing."""
+"""A profiler that measures nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from drivetrain.profilers.profiler import Profiler
 
 
 class PassThroughProfiler(Profiler):
-    """Measures nothing. ``trainer.profiler`` is one if no profiler was passed, so that user code can call it."""
+    """Measures nothing. ``trainer.profiler`` is one if no profiler was passed, so user code can always call it."""
 
     def start(self, action_name: str) -> None:
         """Do nothing."""

@@ -1,4 +1,4 @@
-"""The contract of a profiler, which measures named actions of a run; and the registry."""
+"""The base class of profilers, which measure named actions of a run; and the registry of profilers."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 
 
 class Profiler(ABC):
-    """Measures actions, each between :meth:`start` and :meth:`stop` with the action's name.
+    """Base class of profilers, which measure actions: each begins with :meth:`start` and ends with :meth:`stop`.
 
-    The Trainer calls both around the parts of a run (docs/profilers.md lists the names), and :meth:`describe` at its
-    end. User code adds actions of its own: ``with self.trainer.profiler.profile("augment"):``.
+    The Trainer calls these methods around the parts of a run, whose names docs/profilers.md lists, and :meth:`describe`
+    when the run ends. User code can add actions of its own: ``with self.trainer.profiler.profile("augment"):``.
 
-    A new profiler is a new file in this folder, or in a package, with one subclass that implements :meth:`start` and
-    :meth:`stop`.
+    To add a profiler, write a subclass with :meth:`start` and :meth:`stop` in a file of its own, in this folder or in a
+    package.
 
     Args:
-        dirpath: the folder of its files; ``None``: the folder of the run's logger.
+        dirpath: the folder of the profiler's files; ``None``: the folder of the run's logger.
         filename: a part of these files' names. ``None``: the report is printed.
     """
 
@@ -49,7 +49,9 @@ class Profiler(ABC):
 
     @property
     def dirpath(self) -> str | os.PathLike[str] | None:
-        """The folder that was passed; without one, the folder of the last run's logger, or ``None`` before a run."""
+        """The folder that was passed. If none was, the folder of the last run's logger, and ``None`` before the first
+        run.
+        """
         return self._log_dir if self._dirpath is None else self._dirpath
 
     @dirpath.setter
@@ -58,7 +60,7 @@ class Profiler(ABC):
 
     @property
     def local_rank(self) -> int:
-        """This process's rank on its machine; 0 before a run."""
+        """This process's rank on its machine; 0 before the first run."""
         return self._local_rank or 0
 
     @abstractmethod
@@ -71,7 +73,7 @@ class Profiler(ABC):
 
     @contextmanager
     def profile(self, action_name: str) -> Iterator[str]:
-        """Return a context that measures its block as one action."""
+        """Return a context that measures the code inside it as one action."""
         self.start(action_name)
         try:
             yield action_name
@@ -83,13 +85,13 @@ class Profiler(ABC):
 
         Args:
             stage: the run's stage.
-            local_rank: this process's rank on its machine; ``None`` with one process.
+            local_rank: this process's rank on its machine; ``None`` if the run has only one process.
             log_dir: the folder for files if there is no ``dirpath``.
         """
         self._stage, self._log_dir, self._local_rank = stage, log_dir, local_rank
 
     def watch(self, module: nn.Module) -> None:
-        """Called after :meth:`setup`, with the run's module."""
+        """Called after :meth:`setup` with the run's module, whose layers a profiler may measure."""
 
     def summary(self) -> str:
         """Return the report as text; empty if there is none."""
@@ -105,15 +107,15 @@ class Profiler(ABC):
             files.write(self._path(".txt"), f"{report}\n".encode())
 
     def teardown(self, stage: str | None) -> None:
-        """Called when the run has ended, also by an exception: free resources."""
+        """Free resources. Called when the run has ended, also by an exception."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stage": None}
 
     def _path(self, extension: str, *parts: str) -> str:
-        """Return the path ``<folder>/<stage>-<filename>[-<rank>][-<parts>]<extension>``; its folder exists.
+        """Return the path ``<folder>/<stage>-<filename>[-<rank>][-<parts>]<extension>``, and create its folder.
 
-        With several processes, the global rank is part of it.
+        The global rank is a part of the path if there are several processes.
         """
         folder = files.spelled(self.dirpath or os.getcwd())
         if files.is_remote(folder):
@@ -126,7 +128,9 @@ class Profiler(ABC):
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the rows below ``header``: the first column left-aligned, numbers right-aligned."""
+    """Return a table as text: ``title``, ``header`` and ``rows``. The first column is aligned to the left, the others
+    to the right.
+    """
     widths = [max(len(row[index]) for row in (header, *rows)) for index in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -154,4 +158,4 @@ def not_running(profiler: Profiler, action_name: str) -> ConfigurationError:
 
 
 ProfilerRegistry: Registry[Profiler] = Registry("drivetrain.profilers", "profiler", "profiler")
-"""The profilers by name: the files beside this one, those of users, and those of installed packages."""
+"""The profilers by name: those in this folder, those that programs have registered, and those of installed packages."""

@@ -1,4 +1,4 @@
-"""The time of torch operations, by torch.profiler, with a trace for Chrome's viewer."""
+"""A profiler that measures torch's operations with torch.profiler, and writes a trace for Chrome's viewer."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _BATCH = {
     "fit": "run_training_batch", "validate": "run_validation_batch", "test": "run_test_batch",
     "predict": "run_predict_batch",
 }  # fmt: skip
-"""Stage of a run -> the action whose end is the end of one step of the schedule."""
+"""For each stage of a run, the action whose end is one step of torch.profiler's schedule."""
 
 
 class ProfileArguments(TypedDict, total=False):
-    """Arguments of ``torch.profiler.profile`` that are passed on."""
+    """The arguments that PyTorchProfiler passes on to ``torch.profiler.profile``."""
 
     activities: Any
     schedule: Any
@@ -55,29 +55,31 @@ _SORT_KEYS = (
 
 
 class PyTorchProfiler(Profiler):
-    """Records torch's operations on the host and on the device, with the actions of the run and the module's layers.
+    """Records torch's operations on the host and on the device, and marks the actions and the layers in which they ran.
 
     Recording slows training down and takes memory, so by default only batches 2, 3 and 4 are recorded (the first batch
-    is 0): ``torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)``. The run then continues at full speed. The
-    profiler writes a trace for https://ui.perfetto.dev or ``chrome://tracing``, and its report is a table of
-    operations.
+    is 0): ``torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)``. After these batches, the run continues at
+    full speed. The profiler writes a trace for https://ui.perfetto.dev or ``chrome://tracing``, and its report is a
+    table of operations.
 
     Args:
         dirpath: the folder of the trace and of the table's file; ``None``: the folder of the run's logger.
         filename: a part of the files' names. ``None``: the table is printed.
-        group_by_input_shapes: one row in the table per operation and input shapes.
-        emit_nvtx: mark operations for NVIDIA's Nsight instead of recording here; needs a CUDA device.
+        group_by_input_shapes: whether the table has a row for each operation and each combination of its input shapes.
+        emit_nvtx: mark operations for NVIDIA's Nsight, which then records them instead of this profiler; needs a CUDA
+            device.
         export_to_chrome: write the trace.
-        row_limit: rows of the table; -1: all.
-        sort_by_key: the column by which the table is sorted; ``None``: the total time on the device, otherwise on the
-            CPU.
+        row_limit: the number of rows of the table; -1: all.
+        sort_by_key: the column by which the table is sorted; ``None``: the total time on the CUDA device, or without
+            one, on the CPU.
         record_module_names: show the forward pass of each layer in the trace, under its name.
-        table_kwargs: passed on to the ``table`` method of torch's averages.
+        table_kwargs: further arguments of the method ``table`` of ``torch.profiler.profile.key_averages()``.
         profiler_kwargs: passed on to ``torch.profiler.profile``: ``activities``, ``record_shapes``,
             ``profile_memory``, ``with_stack``, ... ``schedule=None`` records the whole run.
 
     Raises:
-        ConfigurationError: an argument is unknown, also to torch's profiler, or ``sort_by_key`` is not a column.
+        ConfigurationError: neither this class nor torch's profiler knows an argument, or ``sort_by_key`` is not a
+            column.
     """
 
     def __init__(
@@ -124,10 +126,12 @@ class PyTorchProfiler(Profiler):
 
     def _forget(self) -> None:
         self.profiler: Any = None
-        """torch's profiler, or its NVTX context, while it records."""
+        """The object of torch that records: a ``torch.profiler.profile`` or an ``emit_nvtx``; ``None`` while nothing is
+        recorded.
+        """
         self._report = ""
         self._actions: list[tuple[str, Any]] = []
-        self._layers: list[Any] = []  # recordings of the running forward passes
+        self._layers: list[Any] = []  # the marks of the layers whose forward pass is running
         self._hooks: list[Any] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,7 +145,7 @@ class PyTorchProfiler(Profiler):
         """Start recording.
 
         Raises:
-            ConfigurationError: ``emit_nvtx`` without a CUDA device.
+            ConfigurationError: ``emit_nvtx`` is True and there is no CUDA device.
         """
         self.teardown(None)
         self._forget()
@@ -163,7 +167,7 @@ class PyTorchProfiler(Profiler):
             **self._kwargs,
         }
         user = kwargs.pop("on_trace_ready", None)
-        if kwargs["schedule"] is not None:  # without one, torch calls the handler before there is a table
+        if kwargs["schedule"] is not None:  # without a schedule, torch would call the handler before there is a table
             kwargs["on_trace_ready"] = lambda profiler: self._ready(profiler, user)
         return torch.profiler.profile(**kwargs)
 
@@ -192,12 +196,13 @@ class PyTorchProfiler(Profiler):
             self._actions.append((action_name, _entered(action_name)))
 
     def stop(self, action_name: str) -> None:
-        """End an action; the end of a batch is also a step of the schedule."""
+        """End an action. If the action is a batch, also let torch's schedule step."""
         index = next((index for index, (name, _) in enumerate(self._actions) if name == action_name), None)
         if index is not None:
             self._actions.pop(index)[1].__exit__(None, None, None)
         if action_name == _BATCH.get(self._stage or "") and isinstance(self.profiler, torch.profiler.profile):
-            # torch crashes if a mark that began in one recording ends in another
+            # torch crashes if a mark begins in one recording and ends in another, so open marks end here and begin
+            # again after the step
             ends = self.profiler.current_action is torch.profiler.ProfilerAction.RECORD_AND_SAVE
             while_open = self._actions if ends else []
             for _, mark in reversed(while_open):
@@ -237,7 +242,7 @@ class PyTorchProfiler(Profiler):
             )
 
     def summary(self) -> str:
-        """Return the table of the last recorded operations, after the run; empty if there are none."""
+        """Return the table of the last recorded operations; "" before anything was recorded."""
         return self._report
 
     def describe(self) -> None:

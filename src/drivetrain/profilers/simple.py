@@ -1,4 +1,4 @@
-"""The duration of each action, as a table."""
+"""A profiler that measures the duration of each action, and shows the durations as a table."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _RECENT = 10_000
 
 @dataclass
 class Durations:
-    """Statistics of the calls of one action, in constant memory.
+    """Statistics of the calls of one action, which need constant memory for any number of calls.
 
     Attributes:
         calls: the number of finished calls.
         total: the total duration of these calls in seconds, including the actions inside them.
-        own: the same without the actions inside them.
+        own: the total duration without the actions inside these calls.
         longest: the duration of the longest call in seconds.
         recent: the durations of the last calls, at most 10 000.
     """
@@ -37,24 +37,27 @@ class Durations:
 class _Open:
     action: str
     began: float
-    inner: float = 0.0  # the seconds of the actions inside this one
+    inner: float = 0.0  # the number of seconds that actions inside this one have taken
 
 
 class SimpleProfiler(Profiler):
-    """Measures the durations and the number of calls of actions.
+    """Measures for each action how long it takes and how often it runs.
 
-    The table has one row per action. Actions contain others: ``Total`` includes them and ``Own`` does not, so the
-    ``Own`` column adds up to the time of the run. Each run starts a new table.
+    The table has one row per action. An action may contain others: the column ``Total`` includes the time of the
+    actions inside an action, and ``Own`` does not, so that ``Own`` adds up to the time of the run. Each run starts a
+    new table.
 
     The times are measured in this process. A GPU works asynchronously, so its time appears in the action that waits for
     it; ``PyTorchProfiler`` shows both.
 
-    ``durations`` contains sums by action, ``recorded_durations`` the last single calls.
+    ``durations`` contains the statistics of each action, ``recorded_durations`` the durations of each action's last
+    calls.
 
     Args:
         dirpath: the folder of the table's file; ``None``: the folder of the run's logger.
         filename: a part of the file's name. ``None``: the table is printed.
-        extended: show all columns. False: show the action, its mean duration and its total.
+        extended: whether to show all columns. With False, only the action, its mean duration and its total duration are
+            shown.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class SimpleProfiler(Profiler):
         self.durations, self._open, self._began = {}, [], time.perf_counter()
 
     def start(self, action_name: str) -> None:
-        """Begin an action, inside the innermost running one.
+        """Begin an action; if others are running, it is inside the one that began last.
 
         Raises:
             ConfigurationError: the action is already running.
@@ -107,18 +110,18 @@ class SimpleProfiler(Profiler):
 
     @property
     def recorded_durations(self) -> defaultdict[str, list[float]]:
-        """The durations of each action's last 10 000 calls in seconds; empty for unknown names."""
+        """For each action, the durations of its last 10 000 calls in seconds; an empty list for an unknown name."""
         return defaultdict(list, {action: list(kept.recent) for action, kept in self.durations.items()})
 
     @property
     def current_actions(self) -> dict[str, float]:
-        """The running actions, with their start times."""
+        """The names of the running actions, and the time at which each began."""
         return {each.action: each.began for each in self._open}
 
     start_time: float = reads("_began", "The start time of the table.")
 
     def summary(self) -> str:
-        """Return the table, with the longest actions first."""
+        """Return the table; the actions with the longest total duration come first."""
         elapsed = time.perf_counter() - self._began
         durations = sorted(self.durations.items(), key=lambda item: -item[1].total)
         stage = f" of {self._stage}" if self._stage else ""

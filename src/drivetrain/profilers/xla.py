@@ -1,4 +1,4 @@
-"""torch_xla's profiler: a server from which a tool collects activity of the host and the devices."""
+"""A profiler that starts torch_xla's server, from which a tool collects a trace of the host and the devices."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _PORT = 9012
 
 
 class XLAProfiler(Profiler):
-    """Marks the actions of a run, and your own, in the traces of torch_xla's profiler.
+    """Marks the actions of a run, and those that user code adds, in the traces of torch_xla's profiler.
 
     Pass it as ``Trainer(profiler=XLAProfiler())``. When a run begins, the profiler starts torch_xla's server in this
     process; ``torch_xla.debug.profiler.trace("localhost:9012", folder)`` or TensorBoard collects a trace from there.
-    The profiler measures nothing itself: :meth:`summary` is empty.
+    The profiler itself measures nothing, so :meth:`summary` is empty.
 
     Args:
         port: the server's port.
@@ -51,7 +51,7 @@ class XLAProfiler(Profiler):
     # ---- a run ---------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Start the server, once per process."""
+        """Start the server, unless this process has started it before."""
         super().setup(stage, local_rank, log_dir)
         if self._server is None:
             self._server = xla_profiler.start_server(self.port, only_on_master=False)

@@ -1,4 +1,4 @@
-"""Find a learning rate or a batch size before a run."""
+"""Tools that find a learning rate or a batch size before a run."""
 
 from drivetrain.base.lazy import public
 

@@ -19,21 +19,21 @@ _STAGES = {"fit": "fit", "validate": "val", "test": "test", "predict": "predict"
 
 
 class BatchSizeFinder(Callback):
-    """Finds the largest batch size with which a few steps fit into memory, and uses it.
+    """Finds the largest batch size with which a few steps fit into memory, and lets the run use it.
 
-    The finder sets the attribute that ``train_dataloader`` and the other loader hooks read, tries ``steps_per_trial``
-    steps, and restores everything: weights, optimizer, random states, counters. These steps are repeated with larger
-    sizes until memory runs out, the data set is one batch, or ``max_val`` is reached. At the end, the attribute is set
-    to the size that was found.
+    For each size, the finder sets the attribute from which ``train_dataloader`` and the other loader hooks read the
+    batch size, runs ``steps_per_trial`` steps, and restores the state before them: weights, optimizer, random states,
+    counters. It tries larger sizes until memory runs out, the whole data set is one batch, or ``max_val`` is reached.
+    At the end, the attribute is set to the size that was found.
 
     Args:
-        mode: "power": double the size while it fits; "binsearch": then search between the last size that fits and the
-            first that does not.
-        steps_per_trial: the number of optimizer steps, or evaluation batches, with each size.
+        mode: "power": double the size until it does not fit; "binsearch": after that, search between the last size that
+            fits and the first that does not.
+        steps_per_trial: the number of optimizer steps to try with each size; in an evaluation, the number of batches.
         init_val: the first size.
         max_trials: the maximum number of sizes to try.
-        batch_arg_name: the attribute of the module, its hparams or the datamodule.
-        margin: with "binsearch", the fraction by which the found size is reduced, as a reserve.
+        batch_arg_name: the name of the attribute with the batch size; the module, its hparams or the datamodule has it.
+        margin: with "binsearch", the fraction by which the size that was found is reduced, as a reserve of memory.
         max_val: the largest size to try.
 
     Attributes:
@@ -41,7 +41,7 @@ class BatchSizeFinder(Callback):
 
     Raises:
         ConfigurationError: an argument is invalid; or, when a run begins, the attribute does not exist, loaders were
-            passed to the Trainer, which no attribute can change, or the strategy has several processes.
+            passed to the Trainer, whose batch size no attribute can change, or the strategy has several processes.
         torch.OutOfMemoryError: not even the smallest size fits.
     """
 
@@ -75,13 +75,13 @@ class BatchSizeFinder(Callback):
         self.scale_batch_size(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.progress.fn != "fit":  # a validation inside a fit keeps its batch size
+        if trainer.progress.fn != "fit":  # a validation inside a fit uses the batch size that it has
             self.scale_batch_size(trainer, pl_module)
 
     on_test_start = on_predict_start = on_validation_start
 
     def scale_batch_size(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the batch size now, from any hook outside a step."""
+        """Find the batch size now. Call it in a hook that does not run inside a step."""
         if trainer.fast_dev_run:
             rank_zero_warn("BatchSizeFinder does nothing with fast_dev_run.")
             return
@@ -118,12 +118,12 @@ class _Trials:
 
     def __init__(self, finder: BatchSizeFinder, trainer: Any, module: Any, name: str, stage: str) -> None:
         self._finder, self._trainer, self._module, self._name, self._stage = finder, trainer, module, name, stage
-        self._samples = finder.max_val  # the size of the data set, after a loader was created
+        self._samples = finder.max_val  # replaced by the size of the data set when a loader was created
         self._error: BaseException | None = None
         self.count = self.fits = 0
 
     def search(self) -> int:
-        """Return the size to use."""
+        """Try sizes, and return the one to use."""
         finder = self._finder
         size, fits, too_large = min(finder.init_val, finder.max_val), 0, 0
         while size > fits and self.count < finder.max_trials:
@@ -162,7 +162,7 @@ class _Trials:
             except RuntimeError as error:  # includes torch.OutOfMemoryError
                 if not is_out_of_memory(error):
                     raise
-                # dropping the traceback frees its frames, which hold the tensors of the step
+                # drop the traceback, because its frames keep the tensors of the step in memory
                 self._error = error.with_traceback(None)
                 failed = True
             loader = run.loaders.made_training if stage == "fit" else run.loaders.evaluation(stage)[0].loader

@@ -1,4 +1,4 @@
-"""Find a learning rate: train with a growing one, and find where the loss falls fastest."""
+"""Find a learning rate: train with a learning rate that grows, and choose the one at which the loss falls fastest."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SMOOTHING = 0.98
 
 
 class LRSweep:
-    """The losses at learning rates from small to large.
+    """The result of a search: the learning rates that were tried, from small to large, and the loss at each.
 
     Attributes:
-        results: "lr" and "loss", one entry for each optimizer step; losses are smoothed.
+        results: "lr" and "loss", lists with one entry for each optimizer step; the losses are smoothed.
         mode, lr_min, lr_max, num_training: the finder's arguments.
     """
 
@@ -43,10 +43,12 @@ class LRSweep:
         return float(self.lr_min * (self.lr_max / self.lr_min) ** part)
 
     def suggestion(self, skip_begin: int = 10, skip_end: int = 1) -> float | None:
-        """Return the learning rate at which the loss fell fastest; with too few losses ``None``, with a warning.
+        """Return the learning rate at which the loss fell fastest. If there are too few losses, warn and return
+        ``None``.
 
         Args:
-            skip_begin, skip_end: how many losses to leave out at each end; non-finite ones are left out too.
+            skip_begin, skip_end: how many losses to leave out at the beginning and at the end; losses that are not
+                finite are always left out.
         """
         end = len(self.results["loss"]) - skip_end
         kept = [
@@ -99,28 +101,29 @@ class LRSweep:
 
 
 class LearningRateFinder(Callback):
-    """Finds a learning rate before training, in steps that have no lasting effect.
+    """Finds a learning rate before training. The steps of the search have no lasting effect.
 
-    It trains with a learning rate that grows from ``min_lr`` to ``max_lr``, suggests the learning rate at which the
-    loss fell fastest, and restores everything: weights, optimizer, random states, loaders, counters. Then it sets the
-    attribute and creates the optimizers again, so that the fit is the same as with that value from the start. A fit
-    that resumes keeps the learning rates of its checkpoint. With several processes, all of them get the same learning
-    rate.
+    The finder trains with a learning rate that grows from ``min_lr`` to ``max_lr``, suggests the learning rate at which
+    the loss fell fastest, and restores the state before the search: weights, optimizer, random states, loaders,
+    counters. Then it sets the attribute to the suggestion and creates the optimizers again, so that the fit is the same
+    as if the attribute had had this value from the start. In a fit that resumes from a checkpoint, nothing is searched,
+    and the learning rates of the checkpoint are kept. With several processes, all of them get the same learning rate.
 
     Args:
         min_lr, max_lr: the smallest and the largest learning rate.
-        num_training_steps: the number of learning rates to try, one per optimizer step.
-        mode: "exponential": multiply the learning rate by a constant per step; "linear": add a constant.
+        num_training_steps: the number of learning rates to try; each is used for one optimizer step.
+        mode: "exponential": multiply the learning rate by a constant in each step; "linear": add a constant in each
+            step.
         early_stop_threshold: stop when the loss exceeds the smallest loss by more than (this number - 1) times its
             absolute value; ``None``: never stop early.
-        update_attr: set the attribute that holds the learning rate.
+        update_attr: whether to set the attribute that holds the learning rate to the suggestion.
         attr_name: the name of the attribute of the module, its hparams or the datamodule; "": "lr" or "learning_rate".
 
     Attributes:
         optimal_lr: the :class:`LRSweep`, after the search.
 
-    A module with manual optimization must return its loss; schedulers that it steps itself do nothing during the
-    search.
+    With manual optimization, ``training_step`` must return the loss, and schedulers that the module steps itself do
+    nothing during the search.
 
     Raises:
         ConfigurationError: an argument is invalid; or, when a fit begins, the attribute does not exist, or there is not
@@ -164,7 +167,7 @@ class LearningRateFinder(Callback):
             self.lr_find(trainer, pl_module)
 
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the learning rate now, from any hook outside a step."""
+        """Find the learning rate now. Call it in a hook that does not run inside a step."""
         if trainer.fast_dev_run:
             rank_zero_warn("LearningRateFinder does nothing with fast_dev_run.")
             return
@@ -193,7 +196,7 @@ class LearningRateFinder(Callback):
 
     def _apply(self, trainer: Trainer, rate: float) -> None:
         run: Any = trainer.current_run
-        # before the first step, the optimizers are created as if the attribute had always had this value
+        # before the first step, create the optimizers again, as if the attribute had always had this value
         if trainer.progress.global_step == 0:
             trainer.strategy.setup_optimizers(trainer)
             trainer.strategy.setup_precision_plugin()
@@ -205,7 +208,7 @@ class LearningRateFinder(Callback):
 
 
 class _Sweep(Callback):
-    """Sets the learning rate of each step, and records its smoothed loss."""
+    """A callback that sets the learning rate of each step, and records the smoothed loss at each."""
 
     def __init__(self, sweep: LRSweep, threshold: float | None) -> None:
         self._sweep, self._threshold = sweep, threshold
@@ -219,12 +222,12 @@ class _Sweep(Callback):
             group["lr"] = self._rate
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        if "loss" in outputs:  # without a loss, the step has skipped the batch
+        if "loss" in outputs:  # there is no loss if training_step has skipped the batch
             reduced = trainer.strategy.reduce(outputs["loss"].detach().clone(), reduce_op="mean")
             self._window.append(float(reduced))
         step, losses = trainer.progress.global_step, self._sweep.results["loss"]
         if step == self._step or not self._window:
-            return  # the window is not complete
+            return  # further batches are accumulated before the optimizer steps
         self._step = step
         uneven = parity.current().uneven_sweeps
         loss = (self._window[-1] if uneven else sum(self._window)) / len(self._window)
@@ -233,6 +236,6 @@ class _Sweep(Callback):
         losses.append(self._average / (1 - _SMOOTHING ** (len(losses) + 1 + uneven)))
         self._sweep.results["lr"].append(self._rate)
         smallest = min(losses)
-        # abs, because a negative loss must grow by a multiple of its absolute value
+        # abs(smallest), because the smallest loss may be negative
         if self._threshold is not None and not losses[-1] <= smallest + (self._threshold - 1) * abs(smallest):
             trainer.should_stop = True

@@ -1,4 +1,4 @@
-"""Try a few steps inside a run, without lasting effects."""
+"""Run a few trial steps inside a run, and restore the state before them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _PLAIN = (bool, int, float, str, bytes, type(None), list, dict, set, tuple)
 
 @contextmanager
 def trial(trainer: Any, callbacks: Sequence[Callback], **limits: Any) -> Iterator[Run]:
-    """Context with a second Run of the same module, for a loop; afterwards everything is restored.
+    """Context that yields a second Run of the same module, in which a loop can run. At the end, the state before the
+    trial is restored.
 
     The restored state includes weights, buffers, gradients, optimizers, schedulers, the loss scale, random states,
     metric objects, plain attributes of the module, the datamodule, loaders with their samplers and data sets, counters
@@ -44,7 +45,7 @@ def trial(trainer: Any, callbacks: Sequence[Callback], **limits: Any) -> Iterato
     nothing.
 
     Args:
-        trainer: a Trainer with a running run, in a hook outside a step.
+        trainer: a Trainer that is in a run, and calls a hook outside of a step.
         callbacks: the callbacks of the trial.
         limits: fields of :class:`Limits` to change during the trial.
     """
@@ -89,7 +90,7 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
         window=type(run.window)(run.window.keeps_divisor), restart=None, restored=False,
         optimizers=RunOptimizers(), kept=KeptStates(), clock=ValidationClock(), stopping=Stopping(), stop=None,
         uneven=None, stale=False, splitter=None, graphs=None,
-        # BatchSizeFinder and other trials must detect that memory runs out
+        # these settings are off, because BatchSizeFinder must see the error when memory runs out
         settings=dataclasses.replace(run.settings, split_on_oom=False, cuda_graphs=False),
     )  # fmt: skip
     hooks.observers.append(Patience(second))
@@ -100,7 +101,7 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
 
 
 def _keep_loaders(kept: ExitStack, made: Any) -> None:
-    """Save the state of loaders when the trial gets them, whether they were passed or come from a hook.
+    """Save the state of the trial's loaders, which were passed or come from a hook, so that the state can be restored.
 
     Raises:
         ConfigurationError: a loader's state cannot be saved.
@@ -123,7 +124,7 @@ OF_RUN = (
     "limits", "progress", "logbook", "_loggers", "_callbacks", "predictions", "_hooks", "_run_parts", "datamodule",
     "ckpt_path", "_optimizers_made", "ranks_of_job",
 )  # fmt: skip
-"""Attributes of a Trainer that belong to its run."""
+"""The attributes of a Trainer that belong to its current run, and are replaced during a trial."""
 
 
 @contextmanager
@@ -146,7 +147,8 @@ def _module_kept(module: torch.nn.Module, datamodule: Any) -> Iterator[None]:
     tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
     parameters = [(each, each.grad, each.requires_grad) for each in module.parameters()]
     modes = [(each, each.training) for each in module.modules()]
-    own = [*module.modules(), *tensors]  # a copied list of layers must contain the same layers
+    # layers are not copied, so that a copied list of layers contains the same layers
+    own = [*module.modules(), *tensors]
     owners = [*module.modules(), *([] if datamodule is None else [datamodule])]
     attributes = [(each, _plain_attributes(each, own)) for each in owners]
     metrics = copied_states(module)
@@ -175,12 +177,12 @@ def _is_plain(name: str, value: Any) -> bool:
 
 
 def _plain_attributes(module: Any, own: list[Any]) -> dict[str, Any]:
-    """Return the module's plain attributes (numbers, strings, containers), and replace them with copies; skip modules
-    without any.
+    """Return the module's attributes that are numbers, strings or containers, and replace them in the module by copies;
+    attributes that cannot be copied are left out.
 
     Args:
         module: the module with the attributes.
-        own: objects that a copied container shares with the original.
+        own: objects that are not copied, so that a copied container has the same ones as the original.
     """
     found = {}
     for name, value in list(module.__dict__.items()):
@@ -197,8 +199,8 @@ def _plain_attributes(module: Any, own: list[Any]) -> dict[str, Any]:
 def _optimizers_kept(strategy: Any) -> Iterator[None]:
     """Context that restores the optimizers' states and options at its end.
 
-    The trial has no schedulers. A module with manual optimization steps its schedulers itself, and gets copies that do
-    nothing.
+    No scheduler steps in the trial. A module with manual optimization steps its schedulers itself, so it gets copies
+    that do nothing.
     """
     optimizers, schedulers = list(strategy.optimizers), list(strategy.lr_scheduler_configs)
     states = [{key: _copied(value) for key, value in each.state.items()} for each in optimizers]
@@ -233,13 +235,15 @@ def _idle(scheduler: Any) -> Any:
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a parameter's state with the same tensors."""
+    """Return a copy of an optimizer's state of one parameter; the tensors in it are not copied."""
     return {name: value if isinstance(value, Tensor) else copy.deepcopy(value) for name, value in state.items()}
 
 
 @contextmanager
 def _values_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Context that restores this rank's values of ``tensors`` at its end; until then, the host keeps the values."""
+    """Context that restores this rank's values of ``tensors`` at its end. Until then, copies of the values are kept in
+    host memory.
+    """
     values = [local_shard(each.data).to("cpu", copy=True) for each in tensors]
     try:
         yield

@@ -1,4 +1,6 @@
-"""The attribute that a finder sets, on the module, its hyperparameters or the datamodule."""
+"""Find and set the attribute with the learning rate or the batch size, on the module, its hyperparameters or the
+datamodule.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from drivetrain.errors import MissingAttributeError
 
 
 def tuned_name(trainer: Any, module: Any, names: tuple[str, ...], owner: str, argument: str) -> str:
-    """Return the first of ``names`` that the module, its hyperparameters or the datamodule has.
+    """Return the first of ``names`` that is an attribute of the module, its hyperparameters or the datamodule.
 
     Args:
         trainer: the Trainer with the datamodule.
         module: the module of the run.
-        names: the user's name, or otherwise the usual names.
+        names: the name that the user passed, or the usual names if none was passed.
         owner: the callback, for messages.
         argument: the callback's argument for the name.
 
@@ -37,7 +39,9 @@ def set_tuned(trainer: Any, module: Any, name: str, value: Any) -> None:
 
 
 def holders(trainer: Any, module: Any, name: str) -> Iterator[Any]:
-    """Yield those of the module, its hyperparameters, the datamodule and its hyperparameters that have ``name``."""
+    """Yield each object that has an attribute ``name``: the module, its hyperparameters, the datamodule, and the
+    datamodule's hyperparameters are looked at.
+    """
     for owner in (module, getattr(trainer, "datamodule", None)):
         for holder in (owner, getattr(owner, "hparams", None)):
             if name in holder if isinstance(holder, MutableMapping) else hasattr(holder, name):
@@ -45,7 +49,7 @@ def holders(trainer: Any, module: Any, name: str) -> Iterator[Any]:
 
 
 def write(to: list[Any], name: str, value: Any) -> None:
-    """Set ``name`` on each object in ``to``."""
+    """Set the attribute ``name`` of each object in ``to``."""
     for holder in to:
         if isinstance(holder, MutableMapping):
             holder[name] = value

@@ -1,4 +1,4 @@
-"""The Tuner: runs a finder by itself, without training afterwards."""
+"""The Tuner, which searches a learning rate or a batch size without training afterwards."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Method = Literal["fit", "validate", "test", "predict"]
 
 
 class Tuner:
-    """Finds a learning rate or a batch size for a model, with no other effect than setting the attribute.
+    """Finds a learning rate or a batch size for a model. The only effect is that the model's attribute is set.
 
     The model's loaders are created, and ``setup``, ``configure_model`` and ``configure_optimizers`` run, as in a fit.
     The Trainer's callbacks and loggers are not called, and no file is written.
 
     Args:
-        trainer: provides accelerator, strategy and precision for the steps.
+        trainer: the Trainer whose accelerator, strategy and precision the steps use.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -57,7 +57,7 @@ class Tuner:
         """Train with growing learning rates, and return the losses; the arguments are those of LearningRateFinder.
 
         ``suggestion()`` of the result is a learning rate, and ``plot()`` draws the losses. With ``update_attr``, the
-        attribute of the model is set to the suggestion.
+        model's attribute is set to the suggestion.
 
         Raises:
             ConfigurationError: ``method`` is not "fit", or an argument is invalid.
@@ -89,10 +89,11 @@ class Tuner:
         """Find the largest batch size that fits, and set it; the arguments are those of BatchSizeFinder.
 
         Args:
-            method: the stage whose steps to try: "fit", "validate", "test" or "predict".
+            method: the stage whose steps are tried: "fit", "validate", "test" or "predict".
 
         Raises:
-            ConfigurationError: an argument is invalid, or loaders were passed, which no attribute can change.
+            ConfigurationError: an argument is invalid, or loaders were passed, whose batch size no attribute can
+                change.
         """
         check_choice("Tuner.scale_batch_size", "method", method, ("fit", "validate", "test", "predict"))
         finder = _TunersSize(mode, steps_per_trial, init_val, max_trials, batch_arg_name, margin, max_val)
@@ -131,7 +132,9 @@ class Tuner:
 
 @contextmanager
 def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
-    """Context in which ``finder`` is the Trainer's only callback; then the Trainer's counters are restored."""
+    """Context in which the Trainer's only callbacks are ``finder`` and one that ends the fit. At its end, the Trainer's
+    callbacks and counters are restored.
+    """
     own, strategy = trainer.__dict__, trainer.strategy
     before = {name: own[name] for name in OF_RUN if name in own}
     kept = list(strategy.optimizers), list(strategy.lr_scheduler_configs), strategy.lightning_module
@@ -152,7 +155,7 @@ def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
 
 
 class _NoEpochs(Callback):
-    """Ends the Tuner's fit after the search. Until then, the module's hooks must see the real ``max_epochs``."""
+    """Ends the Tuner's fit after the search. Until then, the module's hooks see the real ``max_epochs``."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run: Any = trainer.current_run
@@ -160,15 +163,15 @@ class _NoEpochs(Callback):
 
 
 class _TunersRate(LearningRateFinder):
-    """Finds the learning rate of a Tuner; its state brings the losses back from other processes."""
+    """The finder of a Tuner's learning rate. Its state brings the losses back if the steps run in other processes."""
 
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().lr_find(trainer, pl_module)
         run: Any = trainer.current_run
-        run.hooks.observers.clear()  # no warning that nothing is trained, which is intended here
+        run.hooks.observers.clear()  # no warning that nothing was trained, because that is intended here
 
     def _apply(self, trainer: Trainer, rate: float) -> None:
-        """Do nothing: the Tuner does not train with the found rate."""
+        """Do nothing, because the Tuner does not train with the learning rate that was found."""
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.optimal_lr is None else {"results": self.optimal_lr.results, "found": self.found}
@@ -180,15 +183,15 @@ class _TunersRate(LearningRateFinder):
 
 
 class _TunersSize(BatchSizeFinder):
-    """Finds the batch size of a Tuner; it runs in an evaluation's start hook, and the evaluation then has no
-    batches.
+    """The finder of a Tuner's batch size. In an evaluation it runs in the start hook, and then leaves the evaluation
+    without batches.
     """
 
-    _run: Any = None  # the run of the search, in this process
+    _run: Any = None  # the run of the search, if it was in this process
 
     def show_loaders(self, trainer: Any) -> None:
-        """Let the Trainer show the loaders, and the number of batches, for the size that was found, until its next
-        run.
+        """Let the Trainer's properties show the loaders and the number of batches with the size that was found, until
+        the Trainer's next run.
         """
         if (run := self._run) is None:
             return
@@ -207,7 +210,7 @@ class _TunersSize(BatchSizeFinder):
         super().scale_batch_size(trainer, pl_module)
         run: Any = trainer.current_run
         self._run = run
-        run.hooks.observers.clear()  # no warning that nothing is trained, which is intended here
+        run.hooks.observers.clear()  # no warning that nothing was trained, because that is intended here
         for sources in run.loaders.made_evaluation.values():
             for source in sources:
                 source.num_batches = 0
