@@ -199,8 +199,9 @@ def number_of(number: object, what: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return ``repr(value)`` for a message: in one line, shortened if it is long, without memory addresses, and without
-    the module's name in texts such as ``<Timer object>``.
+    """Return ``repr(value)`` for a message: in one line, without memory addresses, and shortened if it is long.
+
+    A name loses its module: ``<package.file.Timer object at 0x7f00>`` becomes ``<Timer object>``.
     """
     text = _MODULE.sub("<", _ADDRESS.sub("", " ".join(repr(value).split())))
     return text if len(text) <= _LONGEST_REPR else f"{text[: _LONGEST_REPR - 3]}..."

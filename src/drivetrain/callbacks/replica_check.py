@@ -135,8 +135,10 @@ class ReplicaCheck(Callback):
             self._check(trainer)
 
     def _state_alone(self, trainer: Trainer) -> list[int]:
-        """Return fingerprints of this rank's tensors that should be equal on all ranks, without communication. Shards
-        are left out, and so are buffers, because some may have begun to differ since the last comparison.
+        """Return fingerprints of this rank's tensors that should be equal on all ranks, without communication.
+
+        Shards are left out. Buffers are left out, too, because each rank may fill a buffer from its own batches, and
+        only a comparison with the other ranks shows which buffers these are.
         """
         if tuple(range(trainer.world_size)) not in self._groups:
             return []

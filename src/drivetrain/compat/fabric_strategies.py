@@ -2,8 +2,8 @@
 
 Fabric's strategies and the Trainer's have methods with the same names but different signatures. Fabric's are
 ``backward(tensor, module)`` and ``save_checkpoint(path, state)``, for example. Each class here has Fabric's signatures,
-so that a user's subclass can override methods and call ``super()``. The class derives from drivetrain's strategy, which
-does the work. An Engine calls the methods through :class:`FabricVerbs`.
+so that a user's subclass can override methods and call ``super()``. Each of these base classes derives from the
+corresponding strategy of drivetrain, which does the work. An Engine calls the methods through :class:`FabricVerbs`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ state at that point, and the finished batches of the round are fetched again and
 
 Persistent workers continue with the same generators in the next pass. If a pass is abandoned, its persistent workers
 have fetched ahead, and their generators have advanced. So the main process receives these batches to learn the workers'
-states, and discards the batches. A run that resumes between the two passes lets its workers fetch the same batches.
+states, and discards the batches. A run that resumes after an abandoned pass and before the next one lets its new
+workers fetch the same batches ahead, so that the generators reach the same states.
 """
 
 from __future__ import annotations

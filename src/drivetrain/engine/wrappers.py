@@ -160,7 +160,8 @@ class EngineModule(nn.Module):
         if not own["_converts"]:
             own["forward"] = forward_module.__call__  # the engine adds nothing, so call the module directly
         own["_watch"] = _FirstCall() if own["_converts"] or forward_module is not original else None
-        if own["_watch"] is not None and compiled_call(original) is None:  # torch would compile the hooks, too
+        # ``begin`` registers hooks; for a module that is compiled in place, torch would compile the hooks, too
+        if own["_watch"] is not None and compiled_call(original) is None:
             own["_watch"].begin(self, original)
 
     module: nn.Module = reads("_original", "The module as the user wrote it.")

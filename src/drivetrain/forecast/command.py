@@ -220,7 +220,7 @@ def _needs(base: Any, devices: int, device: Any, per_node: int) -> dict[str, Any
 
 
 def _time(base: Any, device: Any, per_node: int) -> dict[str, Any]:
-    """Return the forecast of the step, or why there is none."""
+    """Return the forecast time of an optimizer step, or why there is none; nothing if no device was named."""
     if device is None:
         return {}
 

@@ -124,7 +124,9 @@ def bind_clear(run: Run, optimizer: Optimizer, direct: Callable[[], None] | None
 def as_one_of_many(
     window: Window, loss: Tensor | None, weight: float | Tensor | None
 ) -> tuple[Tensor, float | Tensor | None]:
-    """Return this rank's loss and weight for the mean over the ranks, in which a repeated batch counts 0.
+    """Return this rank's loss and weight for the mean over the ranks.
+
+    A rank that has no batch left repeats its last one with the weight 0, so that it contributes nothing to the mean.
 
     Raises:
         ConfigurationError: there is no loss, so the other ranks would wait for its gradients.
