@@ -127,13 +127,12 @@ storage_key = attrgetter("_cdata")  # of a storage: a number that all Python obj
 storage_inside = attrgetter("_untyped_storage")  # of a TypedStorage
 schema_of = attrgetter("_schema")  # of an operation: the arguments' names, and which arguments the operation writes to
 operation_name = attrgetter("_opname")  # of an operation, without its namespace
-overloads_of = attrgetter("_overloadpacket")  # of an operation: all with its name, whatever their arguments
+overloads_of = attrgetter("_overloadpacket")  # of an operation: the packet of all overloads with its name
 PARTS_OF_SPARSE = "_indices", "_values"  # methods of tensors in COO layout, even of uncoalesced ones
 name_of_storage = methodcaller("_pickle_storage_type")  # of a TypedStorage: its name in pickles, such as "FloatStorage"
 number_of_node = methodcaller("_sequence_nr")  # of a node of the autograd graph: increases in forward order
 hooks_on_accumulation = _read("_post_accumulate_grad_hooks", None)  # of a parameter
 READS_A_COUNT = "_get_value"  # the function in which optimizers read their count of steps
-# attributes of a pipeline stage: whether the ranks know the shapes
 VOTES_OF_A_STAGE = "_warmup_forward_vote", "_warmup_backward_result"  # of a pipeline stage: whether ranks know shapes
 
 

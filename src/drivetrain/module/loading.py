@@ -427,7 +427,7 @@ def _arguments(cls: type, saved: Any, name: str | None, given: dict[str, Any]) -
 
 
 def _parameters_of(cls: type) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the names of ``__init__``'s parameters, and whether it accepts any name."""
+    """Return the parameters of ``__init__`` by name, and whether a user's class accepts other names in ``**kwargs``."""
     owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
     found = dict(list(inspect.signature(owner.__init__).parameters.items())[1:])  # type: ignore[misc]
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

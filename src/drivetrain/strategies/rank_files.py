@@ -257,8 +257,9 @@ def is_listed(store: CheckpointIO, path: str | Path, own: Entry, listed: str) ->
 
 
 def remove(strategy: Strategy, path: str | Path) -> None:
-    """Remove the rank files of the checkpoint ``path``; every rank may call it.
+    """Remove the rank files of the checkpoint ``path``.
 
+    A call on rank 0 removes all files that it sees; a call on another rank removes only the file of this rank.
     If the store cannot list its files, rank files that other jobs have written remain.
     """
     commit(strategy, path, [], {})
