@@ -212,6 +212,10 @@ def test_a_failed_copy_names_both_and_leaves_the_target(tmp_path: Path, monkeypa
     with pytest.raises(CheckpointError, match=r"two.ckpt could not become a copy of .*one.ckpt: no space left"):
         store.copy(tmp_path / "one.ckpt", tmp_path / "two.ckpt")
     same(store.load_checkpoint(tmp_path / "two.ckpt"), expected)
+    (tmp_path / "last.ckpt").symlink_to("two.ckpt")
+    with pytest.raises(CheckpointError, match="What was there before is untouched"):
+        store.copy(tmp_path / "one.ckpt", tmp_path / "last.ckpt")
+    assert os.readlink(tmp_path / "last.ckpt") == "two.ckpt"
 
 
 def test_random_damage_is_a_checkpoint_error_or_changes_nothing(tmp_path: Path) -> None:

@@ -116,6 +116,15 @@ def test_without_a_known_python_it_does_not_start(memory: Arena, monkeypatch: py
         Writer(memory)
 
 
+def test_without_free_descriptors_it_does_not_start(memory: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("multiprocessing.Pipe", none_left)
+    with pytest.raises(WriterEndedError, match="could not be started: .*Too many open files"):
+        Writer(memory)
+
+
 def test_descriptors_beyond_those_of_select_work(memory: Arena, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         while stack.enter_context(open(os.devnull)).fileno() < 1024:  # FD_SETSIZE

@@ -132,6 +132,7 @@ def test_a_rank_that_cannot_write_makes_the_save_fail_on_all_ranks_and_nothing_i
 ) -> None:
     for each in pool.run(failing, kind, tmp_path, rank, group=False, timeout=120):
         assert "the disk is full" in each["text"], each
+        assert "What was there before is untouched" in each["text"], each
         assert "epoch=0-step=2" in each["best"], each
         assert each["epoch"] == 2  # the next save, or before it
     left = sorted(os.listdir(tmp_path))

@@ -318,3 +318,9 @@ def test_a_rank_that_ends_well_in_the_middle_of_a_run_is_named_before_those_that
 
 def test_processes_that_all_end_well_have_no_failure(tmp_path: Path) -> None:
     assert first_failure(tmp_path, subprocess.Popen(["true"]), subprocess.Popen(["true"])) == 0
+
+
+def test_a_program_that_was_started_in_the_root_folder_is_started_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__="/train.py", __spec__=None))
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py"])
+    assert script._directory() == "/"

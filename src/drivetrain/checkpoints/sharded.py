@@ -23,6 +23,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -460,12 +461,19 @@ def copy(source: Folder, path: Folder, replaces: bool) -> bool:
     """Copy the checkpoint, and return True. If ``path`` exists and ``replaces`` is False, return False: see
     ``CheckpointIO.copy``.
     """
+    link = os.readlink(path) if isinstance(path, Path) and path.is_symlink() else ""
     try:
         prepare(path, new=not replaces)
     except FileExistsError:
         return False
-    manifest = _manifest(source)
-    for name in [*manifest["files"], MANIFEST]:
-        files.copy(_in(source, name), _in(path, name))
+    try:
+        manifest = _manifest(source)
+        for name in [*manifest["files"], MANIFEST]:
+            files.copy(_in(source, name), _in(path, name))
+    except BaseException:
+        if link:  # prepare() has replaced it by a folder, which is not complete
+            shutil.rmtree(path, ignore_errors=True)
+            os.symlink(link, path)
+        raise
     _remove_others(path, manifest["files"])
     return True

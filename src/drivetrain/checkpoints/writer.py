@@ -44,17 +44,16 @@ class Writer:
             raise WriterEndedError("it could not be started: this program does not know its Python (sys.executable)")
         root = str(Path(__file__).parents[2])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
-        self._connection, theirs = multiprocessing.Pipe()
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, *_PROGRAM, str(arena.descriptor)], env=environment, stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL, pass_fds=[arena.descriptor],
-                start_new_session=True,  # Ctrl-C in the terminal is meant for the training
-            )  # fmt: skip
+            self._connection, theirs = multiprocessing.Pipe()
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, *_PROGRAM, str(arena.descriptor)], env=environment, stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL, pass_fds=[arena.descriptor],
+                    start_new_session=True,  # Ctrl-C in the terminal is meant for the training
+                )  # fmt: skip
         except OSError as error:
             raise WriterEndedError(f"it could not be started: {error}") from error
-        finally:
-            theirs.close()
         # also when this object, or the program, ends without close()
         self._end = weakref.finalize(self, _end, self._process, self._connection)
         late = threading.Timer(_START_S, self._process.kill)

@@ -39,7 +39,7 @@ class AWSBatchEnvironment(MachinesEnvironment):
             "variables as AWS Batch sets them, or set MASTER_ADDR."
         )
 
-    num_nodes = reading("AWS_BATCH_JOB_NUM_NODES")
+    num_nodes = reading("AWS_BATCH_JOB_NUM_NODES", MachinesEnvironment.num_nodes)
 
     def node_rank(self) -> int:
         """The index of this node, counted from the main node, which has index 0."""

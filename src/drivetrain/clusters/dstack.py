@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from drivetrain.clusters._machines import MachinesEnvironment
-from drivetrain.clusters.environment import reading
+from drivetrain.clusters.environment import ClusterEnvironment, reading
 
 
 class DstackEnvironment(MachinesEnvironment):
@@ -24,9 +24,9 @@ class DstackEnvironment(MachinesEnvironment):
     def _address_of_cluster(self) -> str:
         return self.environ["DSTACK_MASTER_NODE_IP"]
 
-    num_nodes = reading("DSTACK_NODES_NUM")
+    num_nodes = reading("DSTACK_NODES_NUM", MachinesEnvironment.num_nodes)
 
     def reserved_devices(self) -> int | None:
         return self._reserved("DSTACK_GPUS_PER_NODE")
 
-    node_rank = reading("DSTACK_NODE_RANK")
+    node_rank = reading("DSTACK_NODE_RANK", ClusterEnvironment.node_rank)

@@ -280,9 +280,14 @@ class ClusterEnvironment:
         return value
 
 
-def reading(name: str) -> Callable[[Any], int]:
-    """Return a method that reads the variable ``name`` as an int, by :meth:`ClusterEnvironment.number`."""
-    return lambda self: self.number(name)
+def reading(name: str, like: Callable[[Any], int]) -> Callable[[Any], int]:
+    """Return a method that reads the variable ``name`` as an int, with the name and docstring of ``like``."""
+
+    @functools.wraps(like, updated=())  # not its mark as an abstract method
+    def read(self: Any) -> int:
+        return self.number(name)
+
+    return read
 
 
 def _check_answers(cls: type[ClusterEnvironment], name: str) -> None:

@@ -94,8 +94,8 @@ class HTCondorEnvironment(ClusterEnvironment):
 
     # ---- ranks ---------------------------------------------------------------------------------------------------
 
-    world_size = reading("_CONDOR_NPROCS")
-    global_rank = reading("_CONDOR_PROCNO")
+    world_size = reading("_CONDOR_NPROCS", ClusterEnvironment.world_size)
+    global_rank = reading("_CONDOR_PROCNO", ClusterEnvironment.global_rank)
 
     def local_rank(self) -> int:
         """Always 0, because a slot sees only its own devices."""

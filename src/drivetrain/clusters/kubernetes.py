@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from drivetrain.clusters._machines import MachinesEnvironment
-from drivetrain.clusters.environment import reading
+from drivetrain.clusters.environment import ClusterEnvironment, reading
 
 
 class KubernetesEnvironment(MachinesEnvironment):
@@ -26,5 +26,5 @@ class KubernetesEnvironment(MachinesEnvironment):
     variables: ClassVar = ("JOB_COMPLETION_INDEX", "DRIVETRAIN_JOB_NODES", "MASTER_ADDR")
     common_variables: ClassVar = ("JOB_COMPLETION_INDEX", "MASTER_ADDR")
 
-    num_nodes = reading("DRIVETRAIN_JOB_NODES")
-    node_rank = reading("JOB_COMPLETION_INDEX")
+    num_nodes = reading("DRIVETRAIN_JOB_NODES", MachinesEnvironment.num_nodes)
+    node_rank = reading("JOB_COMPLETION_INDEX", ClusterEnvironment.node_rank)

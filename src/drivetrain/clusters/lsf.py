@@ -27,9 +27,9 @@ class LSFEnvironment(ClusterEnvironment):
         """A port between 10000 and 10999 that every task derives from the job's id."""
         return 10_000 + self.number("LSB_JOBID") % 1_000
 
-    world_size = reading("JSM_NAMESPACE_SIZE")
-    global_rank = reading("JSM_NAMESPACE_RANK")
-    local_rank = reading("JSM_NAMESPACE_LOCAL_RANK")
+    world_size = reading("JSM_NAMESPACE_SIZE", ClusterEnvironment.world_size)
+    global_rank = reading("JSM_NAMESPACE_RANK", ClusterEnvironment.global_rank)
+    local_rank = reading("JSM_NAMESPACE_LOCAL_RANK", ClusterEnvironment.local_rank)
 
     def node_rank(self) -> int:
         """The index of this machine in the job's list of hosts.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from drivetrain.clusters._machines import MachinesEnvironment
-from drivetrain.clusters.environment import reading
+from drivetrain.clusters.environment import ClusterEnvironment, reading
 
 
 class SkyPilotEnvironment(MachinesEnvironment):
@@ -32,4 +32,4 @@ class SkyPilotEnvironment(MachinesEnvironment):
     def reserved_devices(self) -> int | None:
         return self._reserved("SKYPILOT_NUM_GPUS_PER_NODE")
 
-    node_rank = reading("SKYPILOT_NODE_RANK")
+    node_rank = reading("SKYPILOT_NODE_RANK", ClusterEnvironment.node_rank)

@@ -96,10 +96,10 @@ class SLURMEnvironment(ClusterEnvironment):
 
     # ---- ranks ------------------------------------------------------------------------------------------------------
 
-    world_size = reading("SLURM_NTASKS")
-    global_rank = reading("SLURM_PROCID")
-    local_rank = reading("SLURM_LOCALID")
-    node_rank = reading("SLURM_NODEID")
+    world_size = reading("SLURM_NTASKS", ClusterEnvironment.world_size)
+    global_rank = reading("SLURM_PROCID", ClusterEnvironment.global_rank)
+    local_rank = reading("SLURM_LOCALID", ClusterEnvironment.local_rank)
+    node_rank = reading("SLURM_NODEID", ClusterEnvironment.node_rank)
 
     # ---- the job, for requeueing ------------------------------------------------------------------------------------
 

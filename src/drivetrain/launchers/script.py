@@ -265,5 +265,5 @@ def _directory() -> str:
     # a script's path in __main__ is absolute when the program starts
     for argument in map(os.path.normpath, sys.orig_argv[1:]):
         if not os.path.isabs(argument) and path.endswith(f"{os.sep}{argument}"):
-            return str(path.removesuffix(f"{os.sep}{argument}"))
+            return str(path.removesuffix(f"{os.sep}{argument}")) or os.sep
     return STARTED_IN

@@ -17,7 +17,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import move_to_host
 from drivetrain.data.feed import BatchIterator, feed, set_epoch
 from drivetrain.data.indices import RecordedIndices
-from drivetrain.errors import ConfigurationError, SignatureError
+from drivetrain.errors import ConfigurationError, SignatureError, described
 from drivetrain.logbook.logbook import Row
 from drivetrain.loops.loaders import EvalLoader, check_counts, check_orders, no_batches, order_shared
 from drivetrain.loops.pieces import in_forward_context, measured
@@ -356,6 +356,11 @@ def bind_eval_step(
     """Return the stage's step with the arguments that its signature accepts."""
     name = f"{_KINDS[stage].word}_step"
     fn = getattr(run.module, name)
+    if not callable(fn):
+        raise ConfigurationError(
+            f"{type(run.module).__name__}.{name} is {described(fn)}, and the Trainer calls it for each batch. "
+            f"Write def {name}(self, batch, batch_idx)."
+        )
     call = measured(run, name, familiar.bind_step_of(run.engine.strategy, name))
     if takes_iterator(fn):
         progress = run.progress

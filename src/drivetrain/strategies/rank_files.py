@@ -154,9 +154,11 @@ def write(
 def _collected(strategy: Strategy, path: str | Path, number: str, own: Entry, writers: Sequence[int]) -> list[Entry]:
     """Return on rank 0 the entries of all files."""
     world, store = strategy.world, strategy.world.store
-    if store is not None and strategy.global_rank not in (0, *writers):
+    if store is None:  # also in the launching process, after its ranks have ended
+        return [entry for entry in world.gather_objects(own) if entry]
+    if strategy.global_rank not in (0, *writers):
         return []
-    joint = joint_save.JointSave(world, path, f"{number}, files", None if store is None else store.clone(), writers)
+    joint = joint_save.JointSave(world, path, f"{number}, files", store.clone(), writers)
     return [entry for entry in joint.exchange(own, None) if entry]
 
 

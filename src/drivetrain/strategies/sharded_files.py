@@ -105,7 +105,7 @@ class _Own:
         try:
             written = self.write_part()
         except Exception as error:
-            failure = error
+            failure = unwritten(self.folder, error) if isinstance(error, OSError) else error
         try:
             everyones = joint.exchange(written, failure)
             if self.strategy.is_global_zero:
