@@ -132,6 +132,22 @@ def test_statistics_for_a_step_that_takes_the_batch_alone(loader: Any, make_trai
         torch.testing.assert_close(found[1][name], value, rtol=0, atol=0, msg=name)
 
 
+class AlwaysTrains(nn.Sequential):
+    def train(self, mode: bool = True) -> Any:
+        return self
+
+
+def test_a_part_whose_train_does_nothing_gets_its_statistics(loader: Any, make_trainer: Any) -> None:
+    found = []
+    for kind in (nn.Sequential, AlwaysTrains):
+        module = Normed()
+        module.net = kind(*module.net)
+        make_trainer(max_epochs=EPOCHS, callbacks=swa()).fit(module, loader)
+        found.append(module.state_dict())
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=0, atol=0, msg=name)
+
+
 class OfSeveral(Normed):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self.loss(batch["one"])

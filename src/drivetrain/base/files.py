@@ -342,6 +342,9 @@ def locked(
             time.sleep(_LOCK_PAUSE_S)
         except OSError:  # this file system has no locks
             break
+        except BaseException:  # such as an interrupt in the pause
+            os.close(handle)
+            raise
     return unlock
 
 

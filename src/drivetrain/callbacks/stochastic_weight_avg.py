@@ -187,7 +187,10 @@ def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[
         return
     rank_zero_info(f"{_OWNER} computes the statistics of {len(layers)} batch norm layers in a pass over the data.")
     momenta = [layer.momentum for layer in layers]
+    modes = {each: each.training for each in module.modules()}
     with undisturbed(module), workers_kept([loader]), objects_kept([loader]):
+        for each, training in modes.items():
+            each.training = training  # a part whose train() does nothing keeps its mode
         module.train()
         for layer in layers:
             layer.reset_running_stats()

@@ -281,7 +281,7 @@ def _start(loader: Any, limit: int | float) -> Iterator[Any]:
 def start_batches(loader: Any, pins: bool = False) -> Iterator[Any]:
     """Start a pass over any loader; the batches of a CombinedLoader come without their indices."""
     source = without_restart(start_pass(loader, pins))
-    return (batch for batch, _, _ in source) if isinstance(loader, CombinedLoader) else source
+    return (each[0] for each in source) if isinstance(loader, CombinedLoader) else source
 
 
 def without_restart(iterator: Iterator[Any]) -> Iterator[Any]:

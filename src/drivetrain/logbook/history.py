@@ -26,24 +26,6 @@ from drivetrain.logbook.reading import read_together
 with on_first_use:
     from drivetrain.base import notebook
 
-
-class Latest(dict[str, Any]):
-    """The latest value of each logged name.
-
-    Args:
-        attribute: the attribute under which users read this object, for the message that a name is missing.
-    """
-
-    def __init__(self, attribute: str) -> None:
-        super().__init__()
-        self.attribute = attribute
-
-    def __missing__(self, name: Any) -> Any:
-        raise UnknownNameError(
-            f"{self.attribute}[{name!r}]: no value was logged under this name. {did_you_mean(str(name), self)}"
-        )
-
-
 _UNREAD = 16
 _MOST = 100_000
 

@@ -34,7 +34,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import batch_sizes
 from drivetrain.errors import LoggingError, LogNameError
 from drivetrain.logbook.entry import Entry, Logged, LogRule, Options, Value, check_arguments, check_same
-from drivetrain.logbook.history import History, Latest
+from drivetrain.logbook.history import History
 from drivetrain.logbook.reading import as_tensor, read_together
 
 
@@ -113,9 +113,9 @@ class Logbook:
         self.scope: Scope | None = None
         self.batch: Any = None
         self.size: int | None = 1
-        self.callback_metrics: dict[str, Any] = Latest("trainer.callback_metrics")
+        self.callback_metrics: dict[str, Any] = {}
         self.bar_metrics: dict[str, float] = {}
-        self.logged_metrics: dict[str, Any] = Latest("trainer.logged_metrics")
+        self.logged_metrics: dict[str, Any] = {}
         self._compared_sizes = False
         self._logged_before: dict[str, list[Logged]] = {}  # logged() of the last epoch, by group
         self._held: dict[Entry, Value | None] = {}  # the step values of training before the last evaluation
@@ -212,9 +212,7 @@ class Logbook:
 
     def restore_results(self, callback: Any, bar: dict[str, float], logged: Any, history: History) -> None:
         """Copy the results of a run in another process: the three kinds of metrics, and the history."""
-        self.callback_metrics.update(callback)
-        self.logged_metrics.update(logged)
-        self.bar_metrics, self.history = bar, history
+        self.callback_metrics, self.bar_metrics, self.logged_metrics, self.history = callback, bar, logged, history
 
     def leave_batch(self) -> None:
         """Forget the current batch after a step. A value that an epoch hook then logs has weight 1."""

@@ -139,8 +139,8 @@ class GraphedSteps:
                 return f"the accelerator {accelerator.name!r} has no graphs"
         if self._optimizer is not strategy.optimizers[0]:
             self.end()
+            self._rates = DeviceRates(strategy.optimizers[0], strategy.root_device)
             self._optimizer = strategy.optimizers[0]
-            self._rates = DeviceRates(self._optimizer, strategy.root_device)
         self._bound = bound
         self._returns = bool(self._run.hooks.bind("on_train_batch_end"))
         return ""

@@ -385,7 +385,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
                 start["logged"] = copy.deepcopy(_logged(run, metrics))
                 book.refresh()
             if book.callback_metrics:
-                start["callback_metrics"] = copy.deepcopy(dict(book.callback_metrics))
+                start["callback_metrics"] = copy.deepcopy(book.callback_metrics)
         else:
             start = capture(run, metrics, deferred=True)
             start["progress"] = functools.partial(dict, start["progress"])

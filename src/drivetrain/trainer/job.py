@@ -125,7 +125,7 @@ class Outcome:
             schedulers=schedulers,
             progress=trainer.progress,
             metrics=(
-                move(dict(trainer.callback_metrics), torch.device("cpu")),
+                move(trainer.callback_metrics, torch.device("cpu")),
                 book.bar_metrics,
                 move(book.logged_metrics, torch.device("cpu")),
                 book.history,
