@@ -205,7 +205,7 @@ class BaseFinetuning(Callback):
         self._state = _described(pl_module, trainer.optimizers)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Call :meth:`finetune_function` for each optimizer, which thaws the layers of this epoch."""
+        """For each optimizer, call :meth:`finetune_function`, which thaws the layers of this epoch."""
         for optimizer in trainer.optimizers:
             groups = len(optimizer.param_groups)
             self.finetune_function(pl_module, trainer.current_epoch, optimizer)

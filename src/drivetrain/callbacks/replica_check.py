@@ -83,7 +83,8 @@ class ReplicaCheck(Callback):
 
     @property
     def state_key(self) -> str:
-        """The key of the state. It contains the options, because ranks compare their keys to find different options."""
+        """The key of the state, which contains the options, so that ranks with different options have different keys.
+        """
         options = {"every_n_steps": self.every_n_steps, "on_mismatch": self.on_mismatch, "ignore": self.ignore}
         return self._generate_state_key(**options)
 
@@ -114,8 +115,8 @@ class ReplicaCheck(Callback):
                 before_save=lambda: self._before_save(trainer), state_alone=lambda: self._state_alone(trainer)
             )
         )
-        # Compare after the first step already: it shows which buffers change in the same way on all ranks, and which do
-        # not.
+        # Compare after the first step already: this comparison shows which buffers change in the same way on all ranks,
+        # and which do not.
         self._next_step = trainer.global_step + 1
         self._check(trainer)
 
@@ -135,7 +136,7 @@ class ReplicaCheck(Callback):
             self._check(trainer)
 
     def _state_alone(self, trainer: Trainer) -> list[int]:
-        """Return fingerprints of this rank's tensors that should be equal on all ranks, without communication.
+        """Return, without communication, fingerprints of those tensors of this rank that should be equal on all ranks.
 
         Shards are left out. Buffers are left out, too, because each rank may fill a buffer from its own batches, and
         only a comparison with the other ranks shows which buffers these are.
@@ -193,8 +194,8 @@ class ReplicaCheck(Callback):
 
     def _details(self, prints: _Prints) -> dict[str, tuple[int, bool]]:
         """Return, for each tensor's name, its fingerprint, and whether it may be a buffer that each rank fills from its
-        own batches. It may be one if it has changed on this rank since the last comparison, and if its changes were
-        never equal on all ranks.
+        own batches. A tensor may be such a buffer if it has changed on this rank since the last comparison, and if its
+        changes were never equal on all ranks.
         """
         own = {name for name in prints.buffers if name not in self._agreed}
         return {
@@ -203,8 +204,8 @@ class ReplicaCheck(Callback):
         }
 
     def _resolve(self, trainer: Trainer, prints: Mapping[Ranks, _Prints], differ: list[Ranks], heals: bool) -> None:
-        """Find out which tensors differ, and leave each out of later comparisons, heal it or report it; every rank
-        decides the same.
+        """Find out which tensors differ, and leave each out of later comparisons, heal it or report it. All ranks make
+        the same decisions.
         """
         world = trainer.strategy.world
         own = {ranks: self._details(prints[ranks]) for ranks in differ if ranks in prints}

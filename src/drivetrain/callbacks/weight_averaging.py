@@ -249,7 +249,7 @@ class WeightAveraging(KeepsWeights):
     def load_weights(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any], fitting: bool
     ) -> None:
-        """Load the average. A fit continues it; an evaluation loads it into the module."""
+        """Load the average. A fit continues the average; an evaluation loads the average into the module."""
         if "current_model_state" in checkpoint:  # Lightning's layout: "state_dict" contains the average
             checkpoint[AVERAGED] = checkpoint["state_dict"]
             checkpoint["state_dict"] = checkpoint.pop("current_model_state")

@@ -68,7 +68,7 @@ def put_together(module: nn.Module) -> None:
 
 
 def load_partitioned_weights(module: nn.Module, state_dict: Mapping[str, Any], strict: bool) -> None:
-    """Load complete weights into a module that ZeRO-3 has partitioned; every rank must call it.
+    """Load complete weights into a module that ZeRO-3 has partitioned. Every rank must call this function.
 
     Raises:
         RuntimeError: a shape differs, or, with ``strict``, a name is missing or unknown.
@@ -92,7 +92,7 @@ def load_partitioned_weights(module: nn.Module, state_dict: Mapping[str, Any], s
 
 
 def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict[str, Any]:
-    """Return ``optimizer.state_dict()`` as it would be with one process; every rank must call it.
+    """Return ``optimizer.state_dict()`` as it would be with one process. Every rank must call this function.
 
     Args:
         engine: the engine that trains.
@@ -118,10 +118,11 @@ def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict
 
 
 def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load a result of :func:`whole_optimizer_state` on any number of ranks; every rank must call it.
+    """Load the result of :func:`whole_optimizer_state` from a job with any number of ranks. Every rank must call this
+    function.
 
     Raises:
-        WrongForm: a tensor's shape differs from its parameter's.
+        WrongForm: a tensor and its parameter have different shapes.
     """
     for group, then in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         group.update({key: value for key, value in then.items() if key != "params"})

@@ -31,7 +31,8 @@ class Earlier:
         zero_grad: the strategy's ``zero_grad`` calls the module's ``optimizer_zero_grad``; otherwise the module's
             method replaces the strategy's.
         clears_last: the strategy's ``optimizer_step`` ends with ``on_before_zero_grad`` and the module's
-            ``optimizer_zero_grad``; otherwise the loop calls them before the first backward pass of a window.
+            ``optimizer_zero_grad``; otherwise the loop calls both before the first backward pass for each optimizer
+            step.
         hooks: further methods of a module or a callback that the strategy calls; other strategies refuse a module that
             defines one, and warn about a callback that defines one.
         step_arguments: the names of further arguments of ``training_step``.
@@ -68,7 +69,7 @@ class Facts:
         calls_through_forward: steps run inside the module's ``__call__``. FSDP2 needs this, for example, because it
             adds hooks to the module instead of wrapping it.
         allows_inference_mode: evaluation may run under ``torch.inference_mode``; otherwise it runs under ``no_grad``.
-        handles_gradient_accumulation: the optimizers accumulate the gradients of a window themselves. The loop
+        handles_gradient_accumulation: the optimizers themselves accumulate the gradients of several batches. The loop
             therefore does not divide the loss, and steps the optimizers after each batch.
         honoured_hooks: for a strategy that implements the whole step itself: the hooks that it calls within a step. If
             the module or a callback overrides another hook of a step, set-up raises an error. ``StepParts.HOOKS``: the

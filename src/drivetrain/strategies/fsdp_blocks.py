@@ -19,7 +19,7 @@ from drivetrain.errors import ConfigurationError, described, did_you_mean, numbe
 Policy = Callable[..., Any] | Collection[type[nn.Module] | str] | type[nn.Module] | str
 """What selects layers: classes, class names, a function ``policy(module) -> bool``, or a policy of torch's FSDP."""
 
-_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # no blocks: calling a block gathers it, and these are never called
+_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # no blocks: a call of a block gathers it, and these are never called
 
 
 def find_blocks(root: nn.Module) -> list[nn.Module]:

@@ -162,11 +162,11 @@ def fitted(
 
 
 def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then: Sequence[Names]) -> None:
-    """Check that no parameter has moved to another group or optimizer, because its options and its scheduler would not
-    move with it.
+    """Check that no parameter has moved to another group or optimizer. The options and the scheduler of the earlier
+    group would not move with the parameter.
 
     Raises:
-        CheckpointError: a parameter has moved; the message names it and both places.
+        CheckpointError: a parameter has moved; the message names the parameter and both places.
     """
     places_now, places_then = (
         {name: (index, group) for index, groups in enumerate(each) for group, own in enumerate(groups) for name in own}

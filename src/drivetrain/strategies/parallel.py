@@ -240,7 +240,7 @@ class ParallelStrategy(Strategy):
     def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if isinstance(made[0], WaitingGroup):
-            self._groups = None  # not stored, because the process group may exist at the next call
+            self._groups = None  # the groups are not stored, because the process group may exist at the next call
         return made
 
     def _check_met(self) -> None:

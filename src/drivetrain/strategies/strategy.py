@@ -87,7 +87,7 @@ class Strategy(Ranks, Model, Familiar):
         self._checks = Checks()
 
     def __getstate__(self) -> dict[str, Any]:
-        # not sent to another process, because each run creates its own
+        # these are not sent to another process, because each run creates its own
         own = {"optimizers": [], "lr_scheduler_configs": [], "driver": Driver(), "_groups": None}
         return {**self.__dict__, **own}
 
