@@ -83,8 +83,7 @@ class ReplicaCheck(Callback):
 
     @property
     def state_key(self) -> str:
-        """The key of the state, which contains the options, so that ranks with different options have different keys.
-        """
+        """The key of the state; the key contains the options, so that ranks with different options have different keys."""
         options = {"every_n_steps": self.every_n_steps, "on_mismatch": self.on_mismatch, "ignore": self.ignore}
         return self._generate_state_key(**options)
 
