@@ -213,8 +213,8 @@ class StoredCheckpoint(NamedCheckpoint):
     def _settle(self, trainer: Trainer) -> None:
         """Wait until the files of the last save are durable; then rank them, and remove the files that they replace.
 
-        There is no wait if the store writes synchronously. All ranks call this method after the same steps and do not
-        communicate in it, because a rank 0 that could not write ends the whole job.
+        There is no wait if the store writes synchronously. All ranks call this method after the same steps. The ranks
+        need not communicate in this method: if rank 0 could not write, the error on rank 0 ends the whole job.
 
         Raises:
             CheckpointError: a file could not be written; the ranking and the files are then those before the failed

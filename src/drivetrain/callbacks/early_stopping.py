@@ -45,8 +45,8 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: the logged name to monitor.
-        min_delta: a value counts as an improvement if it is better than the best one by more than this, in the metric's
-            unit.
+        min_delta: a value counts as an improvement if it is better than the best value by more than ``min_delta``, in
+            the metric's unit.
         patience: the number of checks without improvement after which the callback stops training. A check is one
             validation or one epoch.
         verbose: log each improvement.

@@ -100,8 +100,8 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def freeze_module(module: nn.Module) -> None:
-        """Freeze the parameters of ``module`` that are not those of a submodule, and its statistics if it is a batch
-        norm layer.
+        """Freeze the parameters of ``module`` itself, without those of its submodules. If ``module`` is a batch norm
+        layer, also freeze its statistics.
         """
         _set_trainable(module, False)
 
@@ -329,8 +329,8 @@ def _set_trainable(module: nn.Module, trainable: bool) -> None:
 
 
 def _described(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Any]:
-    """Return the callback's state for a resumed run. The options of the groups are not in it, because the optimizers'
-    own states contain them.
+    """Return the callback's state for a resumed run. The options of the groups are not in this state, because the
+    optimizers' own states contain them.
     """
     return {
         "groups": [[{"params": names} for names in parameter_names(module, each)] for each in optimizers],

@@ -132,7 +132,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self.current_score: Tensor | None = None
         self._seen_step = self._last_at_batch = -1
         self._saved_at_time = time.monotonic()
-        self._awaited_at_step = -1  # the step of a checkpoint that is saved after the next validation
+        self._awaited_at_step = -1  # the step at which a checkpoint became due that the next validation will save
         self._validated_score: tuple[Any, int] | None = None  # the newest value of ``monitor``, and its step
         self._validated = self._told_age = False
         if not (self.every_n_train_steps or self.train_time_interval or every) and type(self) is ModelCheckpoint:

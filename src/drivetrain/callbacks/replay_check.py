@@ -1,4 +1,4 @@
-"""Compute a training step twice during training, and warn or stop when it is not deterministic."""
+"""Compute a training step twice during training, and warn or stop when the step is not deterministic."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Compare the replicas of a model during training; when they differ, stop, or copy the values of the majority to the
-others.
+other replicas.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ReplicaCheck(Callback):
     def _begin(self) -> None:
         self._groups: list[Ranks] = []  # groups of ranks that hold the same values of some tensors
         self._own: set[str] = set()  # buffers that each rank fills from its own batches
-        self._buffers: dict[str, int] = {}  # fingerprints of the other buffers at the last comparison
+        self._buffers: dict[str, int] = {}  # at the last comparison: fingerprints of the buffers not in _own
         # names of buffers in _buffers that have changed and were equal on all ranks afterwards
         self._agreed: set[str] = set()
         self._next_step, self._equal_at_step = 0, -1
@@ -83,7 +83,9 @@ class ReplicaCheck(Callback):
 
     @property
     def state_key(self) -> str:
-        """The key of the state; the key contains the options, so that ranks with different options have different keys."""
+        """The key of the state; with different options, ranks have different keys, because the key contains the
+        options.
+        """
         options = {"every_n_steps": self.every_n_steps, "on_mismatch": self.on_mismatch, "ignore": self.ignore}
         return self._generate_state_key(**options)
 
@@ -286,8 +288,8 @@ class _Prints:
 
 @dataclass(frozen=True)
 class _Difference:
-    """A tensor that differs between ``ranks``; ``values`` has each rank's fingerprint, or ``None`` if it lacks the
-    tensor.
+    """A tensor that differs between ``ranks``; ``values`` has each rank's fingerprint, or ``None`` for a rank without
+    the tensor.
     """
 
     name: str

@@ -168,7 +168,9 @@ def _link_states(engine: Any) -> None:
 
 
 def load_master_weights(module: nn.Module, state_dict: Mapping[str, Any]) -> None:
-    """Load ZeRO's float32 master weights from a checkpoint; the 16-bit parameters are only rounded copies of these."""
+    """Load ZeRO's float32 master weights from a checkpoint; the 16-bit parameters are only rounded copies of the master
+    weights.
+    """
     state = own_names(module, state_dict)
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and name in state:

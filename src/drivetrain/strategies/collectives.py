@@ -407,7 +407,7 @@ def gather_objects(peers: Peers, obj: Any) -> list[Any]:
         ConfigurationError: on every rank, if a rank's object cannot be pickled.
     """
     data, problem = dumped(obj)
-    # equal on all ranks only if all objects are small and equal; then no rank needs another rank's object
+    # ``content`` is equal on all ranks only if all objects are small and equal; then no object needs to be exchanged
     content = int.from_bytes(hashlib.sha256(data).digest()[:7], "big") if len(data) <= _SMALL else peers.rank
     (least, size), (low, high) = peers.agree(problem or "", len(data), content, failed=problem is not None)
     if least == size <= _SMALL and low == high:

@@ -306,7 +306,7 @@ class DDPStrategy(ParallelStrategy):
         found = [loss] if model.find_unused_parameters and not model.static_graph else []
         model.reducer.prepare_for_backward(found)
         yield
-        # without this, the end of the next forward pass would prepare the reducer again
+        # with True, the end of the next forward pass would prepare the reducer again
         model.require_backward_grad_sync = False
         exchange_after_first_pass(model)
 

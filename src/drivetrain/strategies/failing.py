@@ -93,8 +93,8 @@ def _write_for_report(sheet: Sheet | None, error: BaseException) -> None:
 
 
 def summary(error: BaseException, where: str) -> str:
-    """Return a text for other ranks: which rank has failed, in which phase, with which exception, in which line of the
-    user's code.
+    """Return a text for other ranks: which rank has failed, in which phase of the run, with which exception, in which
+    line of the user's code.
     """
     place = place_of_user(error)
     lines = f"{type(error).__name__}: {text_of(error)}".splitlines()

@@ -450,8 +450,8 @@ def standing_for(strategy: Strategy, **attributes: Any) -> Iterator[None]:
 
 
 def read_overrides(strategy: Strategy) -> None:
-    """If the strategy overrides members that stand for facts, change its facts accordingly; called when a
-    run begins.
+    """If the strategy overrides members that stand for facts, set the strategy's facts to the values of the overrides.
+    Called when a run begins.
     """
     own = type(strategy)
     overridden = {name: fact for name, fact in _DECLARED.items() if getattr(own, name) is not vars(Familiar)[name]}

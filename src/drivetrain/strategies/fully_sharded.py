@@ -195,8 +195,8 @@ class FullySharded(Strategy):
         """Let torch average gradients over the ranks of the data group, as weighted losses assume.
 
         torch divides gradients by a factor, or if no factor is set, by the size of the mesh. If the mesh consists of
-        exactly the ranks of the data group, no factor is set, because with one shard torch would divide by it twice. A
-        factor that ``configure_model`` has set is replaced.
+        exactly the ranks of the data group, no factor is set, because with one shard torch would divide by the factor
+        twice. A factor that ``configure_model`` has set is replaced.
         """
         size = self.data.size
         if group.mesh_info.mesh.size() == size:

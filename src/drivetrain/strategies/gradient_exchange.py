@@ -131,7 +131,7 @@ class GradientExchange:
         self.include_thawed(parameters)
 
     def include_thawed(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Exchange also the gradients of those ``parameters`` that now require gradients; store the others in
+        """Exchange also the gradients of those ``parameters`` that now require gradients; store the other parameters in
         ``frozen``.
         """
         parameters = list(parameters)

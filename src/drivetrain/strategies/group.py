@@ -215,7 +215,7 @@ class TorchGroup(Group):
         torch derives the name from the members and from the number of process groups that this process is already in.
 
         Raises:
-            ConfigurationError: the members are in different numbers of groups; raised on all of them.
+            ConfigurationError: the members are in different numbers of groups; raised on all members.
         """
         store = torch_private.default_store()
         name = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]

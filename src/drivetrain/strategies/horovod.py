@@ -216,8 +216,8 @@ class HorovodStrategy(ParallelStrategy):
 
 
 def horovod_package() -> tuple[Any, str]:
-    """Return the module ``horovod.torch``, or ``None`` if it cannot connect the processes of this job; also return the
-    reason for this choice.
+    """Return the module ``horovod.torch``, or ``None`` if the module cannot connect the processes of this job; also
+    return the reason for this choice.
     """
     by_horovod, by_mpi = "HOROVOD_RANK" in os.environ, "OMPI_COMM_WORLD_RANK" in os.environ
     if not (by_horovod or by_mpi):

@@ -162,7 +162,8 @@ class JointSave:
         world: all ranks.
         path: the checkpoint, for messages.
         save_id: digits that are new in every save, and equal on all ranks.
-        store: the result of :func:`store_for`; ``None``: one rank, or training waits, and the ranks exchange messages.
+        store: the result of :func:`store_for`; ``None``: there is one rank, or training waits while the ranks exchange
+            messages.
         writers: the ranks that write a file, except rank 0; ``None``: all.
     """
 

@@ -99,7 +99,7 @@ def save(
     outcomes = strategy.world.gather_objects(outcome)  # waits for every rank
     different = set(outcomes)
     if all((text, refused) == (None, False) for text, refused, _ in different):
-        # otherwise a later save to this path removes the replaced rank files
+        # if a file is not durable yet, a later save to this path removes the replaced rank files
         if all(is_durable for *_, is_durable in different):
             commit(strategy, path, entries, own)
         return
@@ -301,8 +301,8 @@ def remove_others(store: CheckpointIO, path: str | Path, kept: Collection[str] =
 
 
 def unfinished(path: str, save_id: str) -> str:
-    """Return the temporary path of the checkpoint ``path``. If each rank saves alone, the checkpoint has this path
-    until all ranks have written their parts.
+    """Return the temporary path of the checkpoint ``path``. If each rank saves without communication, the checkpoint
+    has this path until all ranks have written their parts.
     """
     return f"{path}.{save_id}{UNFINISHED}"
 

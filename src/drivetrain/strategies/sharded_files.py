@@ -141,7 +141,7 @@ def _planned(strategy: Strategy, checkpoint: Mapping[str, Any], folder: sharded.
 
 
 def _write_by(store: AsyncCheckpointIO, file: Path | str, records: Sequence[tuple[str, Any]]) -> Mapping[str, Any]:
-    """Write ``file`` in the process of ``store``, or in this one: see ``sharded.Write``."""
+    """Write ``file`` in the process of ``store``, or in this process: see ``sharded.Write``."""
     if isinstance(file, Path):
         held = [(name, each.untyped_storage() if isinstance(each, Tensor) else each) for name, each in records]
         if (receipt := store.write_records(file, held, zipped=False)) is not None:

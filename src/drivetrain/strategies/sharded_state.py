@@ -20,11 +20,11 @@ like those of a strategy that shards nothing, so that either strategy can resume
             load_whole_optimizer_states(optimizers, states)
 
 [Note: torch's own functions]
-``torch.distributed.checkpoint.state_dict`` also has functions for this, but they cannot be used for exact checkpoints.
-``get_optimizer_state_dict`` steps an optimizer that has no state yet, so that Adam counts a step that never happened;
-it drops the state of currently frozen parameters (pytorch#192202), and it cannot read LBFGS. ``set_model_state_dict``
-accepts a state with missing names even if ``strict``. ``strategies/optimizer_states.py`` uses the same names for an
-optimizer's state as these functions of torch.
+``torch.distributed.checkpoint.state_dict`` also has functions for these conversions, but its functions cannot be used
+for exact checkpoints. ``get_optimizer_state_dict`` steps an optimizer that has no state yet, so that Adam counts a step
+that never happened; it drops the state of currently frozen parameters (pytorch#192202), and it cannot read LBFGS.
+``set_model_state_dict`` accepts a state with missing names even if ``strict``. ``strategies/optimizer_states.py`` uses
+the same names for an optimizer's state as these functions of torch.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from drivetrain.strategies.step_parts import Driver
 
 @dataclass
 class OwnParts:
-    """The parts that were passed to a strategy's constructor; the Trainer or the Engine chooses the others.
+    """The parts that were passed to a strategy's constructor; the Trainer or the Engine chooses the other parts.
 
     Attributes:
         accelerator, precision, environment, devices: as passed; ``None``, or no devices, if they were not passed.
