@@ -385,7 +385,7 @@ def _restore(module: nn.Module, trainer: Any, state: Mapping[str, Any]) -> None:
 
 
 def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
-    """Make the schedulers of ``optimizer`` also step the groups that were added to the first ``before`` groups.
+    """Make the schedulers of ``optimizer`` also step the groups that were added after the first ``before`` groups.
 
     torch's schedulers keep lists with one entry per group, and raise an error if the lengths differ.
     """

@@ -395,7 +395,7 @@ class ModelCheckpoint(StoredCheckpoint):
         """Return the score of this checkpoint; ``None`` if the first validation has not logged it yet.
 
         Raises:
-            NotLoggedError: ``monitor`` was not logged, although a validation has ended, or the run does not validate.
+            NotLoggedError: ``monitor`` was not logged, and either a validation has ended or the run does not validate.
         """
         if self.monitor is None:
             return torch.tensor(float(trainer.progress.global_step))

@@ -23,8 +23,8 @@ class ReplayMismatchError(DrivetrainError, RuntimeError):
 class ReplayCheck(Callback):
     """Computes every n-th optimizer step a second time from the same state, and compares the results bit by bit.
 
-    The losses, the gradients and the random states are compared before the optimizer's step. If they differ, a message
-    names what differs, and the first operation with a different result, with its line in the program. Training
+    The losses, the gradients and the random states are compared before the optimizer's step. If any of them differ, a
+    message names what differs, and the first operation with a different result, with its line in the program. Training
     continues with the results of the first computation. See docs/replay.md for what is restored, and what is not.
 
     Args:

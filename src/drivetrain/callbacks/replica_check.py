@@ -50,8 +50,8 @@ class ReplicaCheck(Callback):
         every_n_steps: compare after every n optimizer steps; ``Trainer(replica_check_every=n)`` does the same.
         on_mismatch: "stop" raises an error on all ranks; "heal" copies the values of the majority, which more than half
             of the replicas have, to the other replicas, logs a warning and continues. Without a majority, the fit
-            resumes from its newest checkpoint. The error is raised if there is no checkpoint, or if the replicas differ
-            again at the same step.
+            resumes from its newest checkpoint. If there is no checkpoint, or if the replicas differ again at the same
+            step, the callback raises the error of "stop".
         ignore: names of parameters and buffers that may differ between ranks, with wildcards: ``["codebook.*"]``.
 
     Raises:

@@ -61,7 +61,7 @@ class Facts:
         accelerators: the only supported accelerators, by name or device type; empty: all accelerators except those that
             need strategies of their own.
         start_method: how processes start if no launcher has started them: "popen", "spawn", "fork", "forkserver",
-            "ray"; ``None``: the strategy starts none.
+            "ray"; ``None``: the strategy starts no processes.
         restores_after_setup: the Trainer reads a checkpoint and loads its weights after ``setup`` instead of before it.
             Needed if ``setup`` shards the model, or if ``load_checkpoint`` fills the model in place.
         trainer_restores_optimizers: the Trainer restores optimizers from a checkpoint; False if the strategy's
@@ -80,7 +80,7 @@ class Facts:
         refuses: arguments of the Trainer that do not work with the strategy, each with the reason as a text: "compile",
             "cuda_graphs", "replay_every", "replica_check_every", "save_trainable_only", "split_on_oom".
         engine_verbs: for a strategy whose methods have other signatures than a Trainer expects: the class through which
-            an Engine calls them, instead of its own ``Verbs``.
+            an Engine calls these methods, instead of the Engine's own ``Verbs``.
         engine_class: for a strategy that only a Trainer can use: "module:class" of the strategy that an Engine creates
             for the same names.
         earlier: facts of strategies that train like earlier generations of Lightning.

@@ -68,9 +68,10 @@ class HorovodStrategy(ParallelStrategy):
     """The complete model on every rank; gradients are averaged in buckets during the backward pass.
 
     The strategy works with processes that ``horovodrun``, ``mpirun`` or ``torchrun`` have started. The processes
-    communicate through the package ``horovod`` if the package is installed and ``horovodrun`` has started them. With
-    ``mpirun``, the package must have been built with MPI. Otherwise the processes communicate through
-    ``torch.distributed``. When training begins, all ranks get the parameters, buffers and optimizer state of rank 0.
+    communicate through the package ``horovod`` if the package is installed and ``horovodrun`` has started them, or if
+    ``mpirun`` has started them and the package was built with MPI. In all other cases, the processes communicate
+    through ``torch.distributed``. When training begins, all ranks get the parameters, buffers and optimizer state of
+    rank 0.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,

@@ -151,7 +151,7 @@ def fitted(
             state, or ``saved`` is damaged.
     """
     if len(states) != len(optimizers):
-        return list(states)  # the strategy has its own format; otherwise loading raises an error with both counts
+        return list(states)  # a strategy's own format; if it is not, loading raises an error with both counts
     known = []
     for index, optimizer in enumerate(optimizers):
         with restoring(f"the description of optimizer {index} ({_class_of(optimizer)})"):
@@ -173,7 +173,7 @@ def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then:
         for each in (now, then)
     )
     if places_now.keys() != places_then.keys() or list(map(len, now)) != list(map(len, then)):
-        return  # another check reports different counts
+        return  # the counts differ, which another check reports
     for name, (index, group) in places_now.items():
         if places_then[name] != (index, group):
             earlier, earlier_group = places_then[name]
