@@ -397,7 +397,7 @@ def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
 
 
 def gather_objects(peers: Peers, obj: Any) -> list[Any]:
-    """Return every rank's object in the order of ranks, on every rank; this rank's own object is ``obj`` itself.
+    """Return, on every rank, all ranks' objects in the order of ranks; this rank's own object is ``obj`` itself.
 
     Args:
         peers: the participating ranks.

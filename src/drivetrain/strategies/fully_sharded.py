@@ -372,7 +372,7 @@ def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, 
         device: the device on which the layers compute.
         shards_on: the device of the shards.
         group: the ranks that must get the same values.
-        loads: whether weights will be loaded from a checkpoint later. Layers without ``reset_parameters`` are then
+        loads: whether weights will be loaded from a checkpoint later. If so, layers without ``reset_parameters`` are
             allowed, unless they have non-persistent buffers.
 
     Raises:

@@ -237,7 +237,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             set_rng_state(self.context.group.broadcast(rng_state()))
 
     def on_train_start(self) -> None:
-        self._draw_alike()  # a checkpoint from fewer ranks may have restored a different state on each
+        self._draw_alike()  # a checkpoint from fewer ranks may have restored a different state on each rank
 
     on_test_start = on_predict_start = on_train_start
 

@@ -264,8 +264,8 @@ class TensorNames:
 
 
 def parts_of_rank(names: TensorNames, is_first: bool) -> list[sharded.Part]:
-    """Return the tensors that this rank writes: its shards, except those of which another rank writes a copy, and on
-    rank 0 the plain tensors.
+    """Return the tensors that this rank writes: its shards, without those of which another rank writes a copy; on rank
+    0, also the plain tensors.
     """
     parts: list[sharded.Part] = []
     rank = dist.get_rank() if dist.is_initialized() else 0

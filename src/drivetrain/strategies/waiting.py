@@ -241,8 +241,8 @@ def _check_places(store: Any, question: int, others: Sequence[int], what: str) -
     batches, words = _Here.place()
     ranks = sorted([*others, dist.get_rank()])
     at = ranks.index(dist.get_rank())
-    # Each rank compares itself only with its neighbours: if some ranks wait and others have continued, two neighbours
-    # differ.
+    # Each rank compares itself only with its neighbours: if some ranks wait and other ranks have continued, two
+    # neighbours differ.
     for rank in {ranks[at - 1], ranks[(at + 1) % len(ranks)]} - {ranks[at]}:
         key = f"{_ASKED}/{rank}"
         if not store.check([key]):

@@ -33,7 +33,7 @@ from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
 class XLAGroup(Group):
-    """All replicas of a job that ``xmp.spawn`` has started; a single replica is also a group.
+    """All replicas of a job that ``xmp.spawn`` has started; a job may have a single replica.
 
     Tensors are exchanged on the device, as recorded operations; objects are exchanged as pickled bytes, for which the
     host waits for the device. A replica unpickles only objects that another replica of the same job has pickled.
