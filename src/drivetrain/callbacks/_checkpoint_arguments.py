@@ -29,7 +29,7 @@ def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
 
 def acts_at_epoch_end(chosen: bool | None, trainer: Trainer) -> bool:
     """Return whether a callback acts at the end of a training epoch instead of after validation: the value of the
-    callback's argument, ``chosen``, or the Trainer's default if it is ``None``.
+    callback's argument, ``chosen``, or the Trainer's default if ``chosen`` is ``None``.
     """
     return trainer.judges_at_epoch_end if chosen is None else chosen
 

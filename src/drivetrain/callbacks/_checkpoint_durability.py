@@ -1,4 +1,4 @@
-"""The state and the files of a ModelCheckpoint: which are its own, when they are durable, and what waits until then."""
+"""The state and the files of a ModelCheckpoint: which files it owns, when they are durable, and what waits for that."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SCORE: Form = (Tensor, int, float, None, number)
 _STATE: Form = {
     "best_model_path": str, "kth_best_model_path": str, "last_model_path": str, "dirpath": (str, None),
     "best_model_score": _SCORE, "kth_value": _SCORE, "best_k_models": {str: number},
-    # missing in files of earlier versions
+    # checkpoints of earlier versions lack these entries
     "current_score?": _SCORE, "newest_path?": str, "saved_at_step?": int, "awaited_at_step?": int,
     "last_at_batch?": int,
 }  # fmt: skip
@@ -50,7 +50,7 @@ def check_state(state: Any) -> None:
 
 
 def save_new(trainer: Trainer, path: str, weights_only: bool = False) -> bool:
-    """Save to ``path``, unless another process has meanwhile put a file there; every rank must call it.
+    """Save to ``path``, unless another process has meanwhile put a file there. Every rank must call this function.
 
     Returns:
         Whether the file was saved; the same on every rank.
@@ -87,7 +87,7 @@ class UnderWay:
 
 
 class StoredCheckpoint(NamedCheckpoint):
-    """A callback that ranks and removes checkpoints only after the checkpoints that replace them are durable.
+    """A callback that ranks new checkpoints, and removes old ones, only when the new ones are durable.
 
     A store may return from a save before the file is written (:meth:`CheckpointIO.is_durable`). The next save and the
     end of the run wait until the file is written. Before that, the callback's attributes keep their values, and no file
@@ -213,8 +213,8 @@ class StoredCheckpoint(NamedCheckpoint):
     def _settle(self, trainer: Trainer) -> None:
         """Wait until the files of the last save are durable; then rank them, and remove the files that they replace.
 
-        There is no wait if the store writes synchronously. All ranks call this method after the same steps and do not
-        communicate in it, because a rank 0 that could not write ends the whole job.
+        There is no wait if the store writes synchronously. All ranks call this method after the same steps. The ranks
+        need not communicate in this method: if rank 0 could not write, the error on rank 0 ends the whole job.
 
         Raises:
             CheckpointError: a file could not be written; the ranking and the files are then those before the failed
@@ -243,8 +243,8 @@ class StoredCheckpoint(NamedCheckpoint):
                 self._announce(trainer, path, message)
 
     def _track(self, trainer: Trainer, path: str, message: str = "") -> bool:
-        """Return whether the saved file is already durable, on all ranks; if it is not, :meth:`_settle` waits for the
-        file.
+        """Return whether the saved file is already durable; all ranks get the same answer. If the file is not durable
+        yet, :meth:`_settle` waits for it.
         """
         durable: bool = trainer.strategy.broadcast(trainer.strategy.checkpoint_io.is_durable(path))
         if not durable:

@@ -45,7 +45,7 @@ class NamedCheckpoint(Checkpoint):
     _warned_of_names = False
 
     def decide_dirpath(self, trainer: Trainer) -> None:
-        """Set :attr:`dirpath` on all ranks; if none was given, to a folder of the logger's run."""
+        """If :attr:`dirpath` is empty, set it to a folder of the logger's run; all ranks get the folder of rank 0."""
         self.dirpath = trainer.strategy.broadcast(self.dirpath or self._default_dirpath(trainer))
 
     def _default_dirpath(self, trainer: Trainer) -> str:

@@ -14,7 +14,7 @@ from drivetrain.loops.progress import Phase
 
 _FETCHES = (Phase.FETCH, Phase.VALIDATION_FETCH, Phase.TEST_FETCH, Phase.PREDICT_FETCH)
 _FEWEST = 20
-"""How often a loop's phase must have been read before the share of waiting is shown."""
+"""How often :meth:`Waiting.look` must have been called before the share of waiting is shown."""
 
 
 class Meter:
@@ -30,7 +30,7 @@ class Meter:
         self._samples.append((time.monotonic(), count))
 
     def measure(self, count: int) -> float:
-        """Return the current rate, or the last known rate while no batch has been counted since the restart."""
+        """Return the current rate, or the last known rate while no batch has been counted since :meth:`restart`."""
         now_s = time.monotonic()
         if count < self._samples[-1][1]:  # the loop has reset its counter since the stage began
             begin_s = self._samples[0][0]

@@ -223,7 +223,7 @@ class ProgressThread(threading.Thread):
                 self._drawing = False
 
     def show_now(self, training: bool) -> None:
-        """Draw the bar of training now, or with ``training=False`` that of an evaluation, if it is running."""
+        """Draw the bar of a running training now; with ``training=False``, the bar of a running evaluation."""
         with DRAWING:
             for stage in self._stages:
                 if (stage is RunningStage.TRAINING) == training:

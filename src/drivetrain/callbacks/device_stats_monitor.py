@@ -16,9 +16,9 @@ class DeviceStatsMonitor(Callback):
 
     The logged names are ``DeviceStatsMonitor.<hook>/<statistic>``, for example
     ``DeviceStatsMonitor.on_train_batch_end/cpu_percent``, where ``/`` stands for the separator of the logger. In
-    training, it logs at those batches after which the Trainer writes to the loggers. In validation and testing, it logs
-    at every ``log_every_n_steps``-th batch. The batches are counted over all loaders and all validations or tests of a
-    run, and this count is the logged step. Reading the statistics never waits for the device.
+    training, the callback logs at those batches after which the Trainer writes to the loggers. In validation and
+    testing, the callback logs at every ``log_every_n_steps``-th batch. The batches are counted over all loaders and all
+    validations or tests of a run, and this count is the logged step. Reading the statistics never waits for the device.
 
     Args:
         cpu_stats: True adds the statistics of the CPU if the device is not the CPU; False leaves out the CPU's
@@ -40,7 +40,7 @@ class DeviceStatsMonitor(Callback):
             check_loggers(trainer, self)
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.logbook.copies:  # copies is true before a step after which the loggers are written
+        if trainer.logbook.copies:  # true at a batch after which the Trainer writes to the loggers
             self._log(trainer, "on_train_batch_start", trainer.logger_step)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:

@@ -45,8 +45,8 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: the logged name to monitor.
-        min_delta: a value counts as an improvement if it is better than the best one by more than this, in the metric's
-            unit.
+        min_delta: a value counts as an improvement if it is better than the best value by more than ``min_delta``, in
+            the metric's unit.
         patience: the number of checks without improvement after which the callback stops training. A check is one
             validation or one epoch.
         verbose: log each improvement.
@@ -65,12 +65,12 @@ class EarlyStopping(Callback):
         stopped_epoch: the epoch in which the callback stopped the fit; 0 if the callback has not stopped it.
         stopping_reason, stopping_reason_message: why the last fit was stopped.
 
-    If a run that the callback has stopped is resumed, it does not train further: the callback requests the stop again
-    and logs the reason. It trains further if ``patience``, ``min_delta`` or a threshold has changed, or if
+    If a run that the callback has stopped is resumed, the run does not train further: the callback requests the stop
+    again and logs the reason. The run trains further if ``patience``, ``min_delta`` or a threshold has changed, or if
     ``max_epochs`` was raised; a log line says so.
 
-    A stop that is requested before ``min_epochs`` or ``min_steps`` are reached takes effect when they are. The sanity
-    check and ``fast_dev_run`` are never stopped.
+    A stop that is requested before ``min_epochs`` or ``min_steps`` are reached takes effect when these minimums are
+    reached. The sanity check and ``fast_dev_run`` are never stopped.
 
     Raises:
         ConfigurationError: an argument is wrong; or, at a check with ``strict``, ``monitor`` was not logged. If
@@ -208,7 +208,7 @@ class EarlyStopping(Callback):
             self._run_early_stopping_check(trainer)
 
     def _should_skip_check(self, trainer: Trainer) -> bool:
-        """Whether to skip the check. Programs override it despite its private name."""
+        """Whether to skip the check. Programs override this method despite its private name."""
         return trainer.sanity_checking or trainer.progress.fn != "fit"
 
     _check_on_train_epoch_end: bool | None = reads(
@@ -216,8 +216,8 @@ class EarlyStopping(Callback):
     )
 
     def _run_early_stopping_check(self, trainer: Trainer) -> None:
-        """Check the metric, and request a stop if one of the criteria is met. Programs call it under this private
-        name.
+        """Check the metric, and request a stop if one of the criteria is met. Programs call this method despite its
+        private name.
         """
         if trainer.progress.fn != "fit":
             return
@@ -255,8 +255,8 @@ class EarlyStopping(Callback):
         return value < than if self.mode == "min" else value > than
 
     def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
-        """Check one value; return whether to stop, and a sentence about it. Libraries override it despite its private
-        name.
+        """Check one value; return whether to stop, and a sentence about it. Libraries override this method despite its
+        private name.
 
         For a subclass that overrides this method, ``min_delta`` is negative if lower values are better.
         """
@@ -294,8 +294,8 @@ class EarlyStopping(Callback):
         return EarlyStoppingReason.PATIENCE_EXHAUSTED, message
 
     def _improvement_message(self, current: Tensor) -> str:
-        """Return a sentence about an improvement from ``best_score`` to ``current``. Programs override it despite its
-        private name.
+        """Return a sentence about an improvement from ``best_score`` to ``current``. Programs override this method
+        despite its private name.
         """
         return f"{self.monitor} improved from {float(self.best_score):.6g} to {float(current):.6g}."
 

@@ -100,8 +100,8 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def freeze_module(module: nn.Module) -> None:
-        """Freeze the parameters of ``module`` that are not those of a submodule, and its statistics if it is a batch
-        norm layer.
+        """Freeze the parameters of ``module`` itself, without those of its submodules. If ``module`` is a batch norm
+        layer, also freeze its statistics.
         """
         _set_trainable(module, False)
 
@@ -205,7 +205,7 @@ class BaseFinetuning(Callback):
         self._state = _described(pl_module, trainer.optimizers)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Call :meth:`finetune_function` for each optimizer, which thaws the layers of this epoch."""
+        """For each optimizer, call :meth:`finetune_function`, which thaws the layers of this epoch."""
         for optimizer in trainer.optimizers:
             groups = len(optimizer.param_groups)
             self.finetune_function(pl_module, trainer.current_epoch, optimizer)
@@ -329,8 +329,8 @@ def _set_trainable(module: nn.Module, trainable: bool) -> None:
 
 
 def _described(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Any]:
-    """Return the callback's state for a resumed run. The options of the groups are not in it, because the optimizers'
-    own states contain them.
+    """Return the callback's state for a resumed run. The options of the groups are not in this state, because the
+    optimizers' own states contain them.
     """
     return {
         "groups": [[{"params": names} for names in parameter_names(module, each)] for each in optimizers],
@@ -385,7 +385,7 @@ def _restore(module: nn.Module, trainer: Any, state: Mapping[str, Any]) -> None:
 
 
 def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
-    """Make the schedulers of ``optimizer`` also step the groups that were added to the first ``before`` groups.
+    """Make the schedulers of ``optimizer`` also step the groups that were added after the first ``before`` groups.
 
     torch's schedulers keep lists with one entry per group, and raise an error if the lengths differ.
     """

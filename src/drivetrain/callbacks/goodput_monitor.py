@@ -1,5 +1,5 @@
-"""Record in a ledger what the wall time of a training was used for, including the time that restarts and failures
-cost.
+"""Record in a file, the ledger, what the wall time of a training was used for, including the time that restarts and
+failures cost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from drivetrain.trainer.telling import log
 
 
 class GoodputMonitor(Callback):
-    """Writes a ledger, ``ledger.jsonl``, of what the wall time of fits is used for. Later runs continue the ledger.
+    """Writes the file ``ledger.jsonl``, a ledger of what the wall time of fits is used for. Later runs continue it.
 
     ``trainer.goodput`` is the share of the wall time that was spent in training steps whose result was kept, and not
     lost by a failure. If there are loggers, the share is logged as ``goodput`` whenever the Trainer writes to the

@@ -34,7 +34,7 @@ class LivePlot(Callback):
         if every_s < 0:
             raise wrong_value("LivePlot", "every_s", every_s, "0 or more seconds", "every_s=10")
         self.names, self.every_s = names, every_s
-        self._due_s = math.inf  # infinite outside of a fit
+        self._due_s = math.inf  # when the next drawing is due; infinite outside of a fit
         self._output: Any = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class LearningRateMonitor(Callback):
 
     def _read(self, name: str, suffix: str, group: dict[str, Any]) -> dict[str, float]:
         key = f"{name}{suffix}"
-        # a second group was added to the optimizer, so the name of the first gets a suffix
+        # a second group was added to the optimizer, so the name of the first group gets a suffix
         if suffix == "/pg1" and name in self.lrs:
             self.lrs[key] = self.lrs.pop(name)
             self.last_momentum_values.pop(f"{name}-momentum", None)

@@ -53,8 +53,8 @@ class ModelCheckpoint(StoredCheckpoint):
         mode: "min" or "max": which direction of ``monitor`` is better; ``None``: "min".
         auto_insert_metric_name: write ``name=value`` into file names instead of the value alone.
         every_n_train_steps: save after every n optimizer steps. If ``monitor`` is given and a validation follows
-            directly after such a step, the checkpoint is saved after this validation and ranked by its value. If none
-            follows, the checkpoint is ranked by the newest value of ``monitor``.
+            directly after such a step, the checkpoint is saved after this validation and ranked by the value that the
+            validation logs. If no validation follows, the checkpoint is ranked by the newest value of ``monitor``.
         train_time_interval: after each batch, save if this time has passed since the last save.
         every_n_epochs: save in every n-th epoch; 0: never. Only one of ``every_n_train_steps``, ``train_time_interval``
             and ``every_n_epochs`` may be given; without any of them, the callback saves in every epoch.
@@ -132,7 +132,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self.current_score: Tensor | None = None
         self._seen_step = self._last_at_batch = -1
         self._saved_at_time = time.monotonic()
-        self._awaited_at_step = -1  # the step of a checkpoint that is saved after the next validation
+        self._awaited_at_step = -1  # the step at which a checkpoint became due that the next validation will save
         self._validated_score: tuple[Any, int] | None = None  # the newest value of ``monitor``, and its step
         self._validated = self._told_age = False
         if not (self.every_n_train_steps or self.train_time_interval or every) and type(self) is ModelCheckpoint:
@@ -175,7 +175,7 @@ class ModelCheckpoint(StoredCheckpoint):
             self._newest_path = newest if self._is_own(newest) else ""  # the target of save_last="link"
             self._saved_at_step = state_dict.get("saved_at_step", -1)
             self._last_at_batch = state_dict.get("last_at_batch", -1)
-        # if it does, another folder is expected, because each run of the logger has its own
+        # with a folder of the logger's run, another folder is expected: each run has its own folder
         elif not self.follows_logger:
             rank_zero_warn(
                 f"The checkpoint's ModelCheckpoint wrote to {state_dict['dirpath']}, and this one writes to "
@@ -317,7 +317,7 @@ class ModelCheckpoint(StoredCheckpoint):
         last = self.CHECKPOINT_NAME_LAST if self.save_last else None
         self._check_names(trainer, metrics, self.filename, last, validated=self._validated)
         saved_before, ranked_before = self._saved_at_step, self._ranked()
-        # set before the save, because the file contains it: so a resumed run does not save this step again
+        # set before the save, because the file contains this step; a resumed run then does not save the step again
         self._saved_at_step = trainer.progress.global_step
         try:
             self._save_ranked_and_last(trainer, metrics)
@@ -347,7 +347,7 @@ class ModelCheckpoint(StoredCheckpoint):
                     self._remove(trainer, name)
 
     def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
-        """Save a checkpoint if its score is among the best. Libraries override it despite its private name."""
+        """Save a checkpoint if its score is among the best. Libraries override this method despite its private name."""
         if self.save_top_k == 0 or (score := self._score(trainer, monitor_candidates)) is None:
             return
         self.current_score = None if self.monitor is None else score
@@ -358,8 +358,8 @@ class ModelCheckpoint(StoredCheckpoint):
 
     @contextmanager
     def _naming_last(self, trainer: Trainer, metrics: dict[str, Any]) -> Iterator[str]:
-        """Context for a save. It yields the path of the last checkpoint before this save, and removes that file at the
-        end if the new one has another path.
+        """Context for a save. The context yields the path that the last checkpoint had before this save, and at the end
+        removes the file at that path if the new last checkpoint has another path.
 
         The path of the new last checkpoint is determined before the save, because each file that is saved in the
         context contains this path.
@@ -380,8 +380,8 @@ class ModelCheckpoint(StoredCheckpoint):
             self._remove(trainer, before)
 
     def _monitor_candidates(self, trainer: Trainer) -> dict[str, Any]:
-        """Return the logged values, the epoch and the step, for the score and for file names. Libraries override it
-        despite its private name.
+        """Return the logged values, the epoch and the step, for the score and for file names. Libraries override this
+        method despite its private name.
         """
         found = {
             **trainer.callback_metrics,
@@ -395,7 +395,7 @@ class ModelCheckpoint(StoredCheckpoint):
         """Return the score of this checkpoint; ``None`` if the first validation has not logged it yet.
 
         Raises:
-            NotLoggedError: ``monitor`` was not logged, although a validation has ended, or the run does not validate.
+            NotLoggedError: ``monitor`` was not logged, and either a validation has ended or the run does not validate.
         """
         if self.monitor is None:
             return torch.tensor(float(trainer.progress.global_step))
@@ -460,7 +460,7 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def _write_last(self, trainer: Trainer, newest: str, replaces: bool) -> bool:
         """Write the last checkpoint: save a file, or with "link" make a link to ``newest``; if the store still writes
-        ``newest``, order a copy of it.
+        ``newest``, order a copy of ``newest``.
         """
         store, last = trainer.strategy.checkpoint_io, self.last_model_path
         writing = self._under_way is not None and newest in self._under_way.files

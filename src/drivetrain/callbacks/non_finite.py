@@ -23,7 +23,7 @@ class NonFiniteLossError(DrivetrainError, ArithmeticError):
 
 
 class TerminateOnNaN(Callback):
-    """Stops training at a loss that is infinite or NaN, before it changes weights, and reports its origin.
+    """Stops training before an infinite or NaN loss changes weights, and reports the origin of the loss.
 
     The error names the rank, the epoch, the batch, and the first layer whose output is not finite although its inputs
     are. To find that layer, the callback calls ``training_step`` once more with the batch, without gradients and
@@ -75,7 +75,7 @@ def _cause(trainer: Any, module: Any, batch: Any, batch_idx: int) -> str:
     in_batch = [path for path, leaf in leaves(batch) if not _is_finite(leaf)]
     wrong = [name for name, each in module.named_parameters() if not _is_finite(local_shard(each.data))]
     found: list[str] = []
-    # Every rank runs the step, because the strategy may exchange data between the ranks in it.
+    # Every rank runs the step, because the strategy may exchange data between the ranks during the step.
     with torch.no_grad(), isolate_rng(), without_logging(module), _watched(module, found):
         trainer.strategy.training_step(*training_step_arguments(module, batch, batch_idx))
     if in_batch:

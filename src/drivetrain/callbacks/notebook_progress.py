@@ -1,4 +1,4 @@
-"""Progress in a notebook: one HTML output, which is updated in place. The notebook's file keeps its last state."""
+"""Progress in a notebook: one HTML output, which is updated in place. The notebook's file keeps the last state."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ class BasePredictionWriter(Callback):
     Args:
         write_interval: when to write: after each "batch", at the end of the "epoch", or "batch_and_epoch".
 
-    Pass ``return_predictions=False`` to ``trainer.predict`` if the program does not need them: then no predictions are
-    kept in memory with "batch", and with "epoch" they are kept until they were written.
+    Pass ``return_predictions=False`` to ``trainer.predict`` if the program does not need the predictions: then no
+    predictions are kept in memory with "batch", and with "epoch" they are kept until they were written.
 
     Attributes:
         interval: the interval, with the properties ``on_batch`` and ``on_epoch``.

@@ -31,10 +31,10 @@ class ProgressBar(Callback):
     """Base of the progress bars; a subclass shows a :class:`Snapshot` in :meth:`draw`.
 
     The bar has no hook inside an epoch, so it adds no work to a step. A thread wakes every ``tick_s`` seconds and reads
-    counters and the last values that were read from the device. It never reads a tensor, so the displayed values may be
-    slightly old. If no value is logged for the bar, the loop reads its loss from the device every 2 seconds. The main
-    thread draws the end of each epoch and each evaluation, even if it was too short for the thread to draw it. If
-    drawing fails, the bar is switched off with a warning and the run continues.
+    counters and the last values that were read from the device. The thread never reads a tensor, so the displayed
+    values may be slightly old. If no value is logged for the bar, the loop reads its loss from the device every 2
+    seconds. The main thread draws the end of each epoch and each evaluation, even of those that were too short for the
+    thread to draw. If drawing fails, the bar is switched off with a warning and the run continues.
 
     Args:
         refresh_rate: the minimum number of batches between two updates; 0 turns the bar off.

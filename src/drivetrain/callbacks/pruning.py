@@ -114,8 +114,8 @@ class ModelPruning(KeepsWeights):
         self.idle_hooks = frozenset({"on_validation_epoch_end" if prune_on_train_epoch_end else "on_train_epoch_end"})
         self._places: list[Place] = []
         self._initial: list[torch.Tensor] = []
-        # the pruned weights that the last forward pass before the save has used; kept from the loading of a checkpoint
-        # until the model is on its device
+        # the pruned weights that a loaded checkpoint contains, until the model is on its device; the last forward pass
+        # before the save used these weights
         self._used: dict[str, torch.Tensor | None] = {}
 
     def filter_parameters_to_prune(self, parameters_to_prune: Sequence[Place] = ()) -> Sequence[Place]:

@@ -1,4 +1,4 @@
-"""Compute a training step twice during training, and warn or stop when it is not deterministic."""
+"""Compute a training step twice during training, and warn or stop when the step is not deterministic."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ReplayMismatchError(DrivetrainError, RuntimeError):
 class ReplayCheck(Callback):
     """Computes every n-th optimizer step a second time from the same state, and compares the results bit by bit.
 
-    The losses, the gradients and the random states are compared before the optimizer's step. If they differ, a message
-    names what differs, and the first operation with a different result, with its line in the program. Training
+    The losses, the gradients and the random states are compared before the optimizer's step. If any of them differ, a
+    message names what differs, and the first operation with a different result, with its line in the program. Training
     continues with the results of the first computation. See docs/replay.md for what is restored, and what is not.
 
     Args:
@@ -48,7 +48,7 @@ class ReplayCheck(Callback):
 
     @property
     def state_key(self) -> str:
-        """The key of the callback's state. It contains the options, because all ranks need the same ones."""
+        """The key of the callback's state. The key contains the options, because all ranks need the same options."""
         return self._generate_state_key(every_n_steps=self.every_n_steps, on_mismatch=self.on_mismatch)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -76,12 +76,12 @@ class ReplayCheck(Callback):
 
     def _is_due(self, trainer: Trainer) -> bool:
         self._windows += 1
-        # The first optimizer step is not replayed, because DistributedDataParallel regroups its gradients after it and
-        # may then sum them in another order.
+        # The first optimizer step is not replayed, because DistributedDataParallel regroups the gradients after the
+        # first step and may then sum them in another order.
         return self._windows > 1 and (trainer.global_step + 1) % self.every_n_steps == 0
 
     def _compare(self, trainer: Trainer, window: ReplayedWindow) -> None:
-        """Compare the batches of one optimizer step with their replay; every rank decides the same.
+        """Compare the batches of one optimizer step with their replay; all ranks make the same decision.
 
         Raises:
             ReplayMismatchError: the results differ, and ``on_mismatch`` is "stop".

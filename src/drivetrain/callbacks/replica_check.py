@@ -1,5 +1,5 @@
 """Compare the replicas of a model during training; when they differ, stop, or copy the values of the majority to the
-others.
+other replicas.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ReplicaCheck(Callback):
         every_n_steps: compare after every n optimizer steps; ``Trainer(replica_check_every=n)`` does the same.
         on_mismatch: "stop" raises an error on all ranks; "heal" copies the values of the majority, which more than half
             of the replicas have, to the other replicas, logs a warning and continues. Without a majority, the fit
-            resumes from its newest checkpoint. The error is raised if there is no checkpoint, or if the replicas differ
-            again at the same step.
+            resumes from its newest checkpoint. If there is no checkpoint, or if the replicas differ again at the same
+            step, the callback raises the error of "stop".
         ignore: names of parameters and buffers that may differ between ranks, with wildcards: ``["codebook.*"]``.
 
     Raises:
@@ -75,7 +75,7 @@ class ReplicaCheck(Callback):
     def _begin(self) -> None:
         self._groups: list[Ranks] = []  # groups of ranks that hold the same values of some tensors
         self._own: set[str] = set()  # buffers that each rank fills from its own batches
-        self._buffers: dict[str, int] = {}  # fingerprints of the other buffers at the last comparison
+        self._buffers: dict[str, int] = {}  # at the last comparison: fingerprints of the buffers not in _own
         # names of buffers in _buffers that have changed and were equal on all ranks afterwards
         self._agreed: set[str] = set()
         self._next_step, self._equal_at_step = 0, -1
@@ -83,7 +83,9 @@ class ReplicaCheck(Callback):
 
     @property
     def state_key(self) -> str:
-        """The key of the state. It contains the options, because ranks compare their keys to find different options."""
+        """The key of the state; with different options, ranks have different keys, because the key contains the
+        options.
+        """
         options = {"every_n_steps": self.every_n_steps, "on_mismatch": self.on_mismatch, "ignore": self.ignore}
         return self._generate_state_key(**options)
 
@@ -114,8 +116,8 @@ class ReplicaCheck(Callback):
                 before_save=lambda: self._before_save(trainer), state_alone=lambda: self._state_alone(trainer)
             )
         )
-        # Compare after the first step already: it shows which buffers change in the same way on all ranks, and which do
-        # not.
+        # Compare after the first step already: this comparison shows which buffers change in the same way on all ranks,
+        # and which do not.
         self._next_step = trainer.global_step + 1
         self._check(trainer)
 
@@ -135,7 +137,7 @@ class ReplicaCheck(Callback):
             self._check(trainer)
 
     def _state_alone(self, trainer: Trainer) -> list[int]:
-        """Return fingerprints of this rank's tensors that should be equal on all ranks, without communication.
+        """Return, without communication, fingerprints of those tensors of this rank that should be equal on all ranks.
 
         Shards are left out. Buffers are left out, too, because each rank may fill a buffer from its own batches, and
         only a comparison with the other ranks shows which buffers these are.
@@ -193,8 +195,8 @@ class ReplicaCheck(Callback):
 
     def _details(self, prints: _Prints) -> dict[str, tuple[int, bool]]:
         """Return, for each tensor's name, its fingerprint, and whether it may be a buffer that each rank fills from its
-        own batches. It may be one if it has changed on this rank since the last comparison, and if its changes were
-        never equal on all ranks.
+        own batches. A tensor may be such a buffer if it has changed on this rank since the last comparison, and if its
+        changes were never equal on all ranks.
         """
         own = {name for name in prints.buffers if name not in self._agreed}
         return {
@@ -203,8 +205,8 @@ class ReplicaCheck(Callback):
         }
 
     def _resolve(self, trainer: Trainer, prints: Mapping[Ranks, _Prints], differ: list[Ranks], heals: bool) -> None:
-        """Find out which tensors differ, and leave each out of later comparisons, heal it or report it; every rank
-        decides the same.
+        """Find out which tensors differ, and leave each out of later comparisons, heal it or report it. All ranks make
+        the same decisions.
         """
         world = trainer.strategy.world
         own = {ranks: self._details(prints[ranks]) for ranks in differ if ranks in prints}
@@ -286,8 +288,8 @@ class _Prints:
 
 @dataclass(frozen=True)
 class _Difference:
-    """A tensor that differs between ``ranks``; ``values`` has each rank's fingerprint, or ``None`` if it lacks the
-    tensor.
+    """A tensor that differs between ``ranks``; ``values`` has each rank's fingerprint, or ``None`` for a rank without
+    the tensor.
     """
 
     name: str

@@ -105,7 +105,7 @@ class LossWatch:
             is_spike: whether this rank's loss is a spike.
             value: the loss.
             batch_idx: the batch.
-            place: the file or folder for the batches to leave out, without ``exclude_batches_path``.
+            place: the file or folder for the batches to leave out, if ``exclude_batches_path`` was not given.
             epoch: the epoch, in the message.
 
         Raises:

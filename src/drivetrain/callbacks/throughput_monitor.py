@@ -20,11 +20,12 @@ _TOTALS = ("batches", "samples", "lengths")
 class ThroughputMonitor(Callback):
     """Logs how fast a run is, under ``train/``, ``validate/``, ``test/`` and ``predict/``.
 
-    In training it logs whenever the Trainer writes to the loggers, in an evaluation at the evaluation's end. It waits
-    for the device only then. The time of validations does not count as training. The logged names are those of
-    :class:`Throughput`, as in ``train/device/samples_per_sec``. If the module has ``flops_per_batch``, the number of
-    operations of one batch on one device, the callback also logs ``train/device/flops_per_sec`` and
-    ``train/device/mfu``. A resumed run continues the totals of the run that it resumes.
+    In training, the callback logs whenever the Trainer writes to the loggers, and in an evaluation at the evaluation's
+    end. Only when it logs does the callback wait for the device. The time of validations does not count as training.
+    The logged names are those of :class:`Throughput`, as in ``train/device/samples_per_sec``. If the module has
+    ``flops_per_batch``, the number of operations of one batch on one device, the callback also logs
+    ``train/device/flops_per_sec`` and ``train/device/mfu``. A resumed run continues the totals of the run that it
+    resumes.
 
     Args:
         batch_size_fn: returns the number of samples in a batch.

@@ -121,13 +121,13 @@ class TQDMProgressBar(ProgressBar):
         out.
         """
         bar.set_postfix(snapshot.metrics, refresh=False)
-        # tqdm shows the remaining time of the epoch itself, as in <00:15
+        # tqdm itself shows the remaining time of the epoch, as in <00:15
         fit = snapshot.fit_left_text.replace(" ", "<")
         first = [each for each in (fit, snapshot.waiting_text) if each]
         texts = [*first, *filter(None, str(bar.postfix).split(", "))]
         bar.postfix = ""
         shown = bar.format_dict
-        columns = shown.get("ncols") or 10_000  # a file has no width, so all are shown
+        columns = shown.get("ncols") or 10_000  # a file has no width, so all metrics are shown
         width = columns - tqdm_utils.disp_len(bar.format_meter(**{**shown, "ncols": None})) - len(", ")
         bar.postfix = "".join(lay_out(texts, width))
 

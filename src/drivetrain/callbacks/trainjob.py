@@ -49,8 +49,8 @@ class TrainJobStatus(Callback):
     """The number of seconds that the server may take to answer."""
 
     last_s: float = 1.0
-    """The largest number of seconds for which the end of a fit waits for the last post; after a failed post, it does
-    not wait.
+    """The largest number of seconds for which the end of a fit waits for the last post; after a failed post, the fit
+    ends without waiting.
     """
 
     def __init__(self) -> None:

@@ -78,7 +78,7 @@ class WeightAveraging(KeepsWeights):
         self.n_averaged = 0
         self.steps_done = 0  # number of optimizer steps at the last update
         self.epochs_done = 0
-        # pairs of an averaged tensor and the module's tensor; with shards, of this rank's parts
+        # pairs of an averaged tensor and the module's tensor; for sharded tensors, pairs of this rank's parts
         self._pairs: list[tuple[Tensor, Tensor]] = []
         self._groups: list[tuple[list[Tensor], list[Tensor]]] = []
         self._in_module = False  # whether the module holds the average, and ``_pairs`` the trained weights
@@ -249,7 +249,7 @@ class WeightAveraging(KeepsWeights):
     def load_weights(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any], fitting: bool
     ) -> None:
-        """Load the average. A fit continues it; an evaluation loads it into the module."""
+        """Load the average. A fit continues the average; an evaluation loads the average into the module."""
         if "current_model_state" in checkpoint:  # Lightning's layout: "state_dict" contains the average
             checkpoint[AVERAGED] = checkpoint["state_dict"]
             checkpoint["state_dict"] = checkpoint.pop("current_model_state")

@@ -130,7 +130,7 @@ class EngineScaler:
 
 
 def hand_over(precision: Any, zero: Any) -> None:
-    """Let the engine's optimizer use the scaler of ``precision``, which itself then neither scales nor unscales."""
+    """Let the engine's optimizer use the scaler of ``precision``; the precision then neither scales nor unscales."""
     if (scaler := torch_scaler(precision)) is None:
         return
     zero.loss_scaler, zero.dynamic_loss_scale = EngineScaler(scaler), True

@@ -68,7 +68,7 @@ def put_together(module: nn.Module) -> None:
 
 
 def load_partitioned_weights(module: nn.Module, state_dict: Mapping[str, Any], strict: bool) -> None:
-    """Load complete weights into a module that ZeRO-3 has partitioned; every rank must call it.
+    """Load complete weights into a module that ZeRO-3 has partitioned. Every rank must call this function.
 
     Raises:
         RuntimeError: a shape differs, or, with ``strict``, a name is missing or unknown.
@@ -92,7 +92,7 @@ def load_partitioned_weights(module: nn.Module, state_dict: Mapping[str, Any], s
 
 
 def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict[str, Any]:
-    """Return ``optimizer.state_dict()`` as it would be with one process; every rank must call it.
+    """Return ``optimizer.state_dict()`` as it would be with one process. Every rank must call this function.
 
     Args:
         engine: the engine that trains.
@@ -118,10 +118,11 @@ def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict
 
 
 def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load a result of :func:`whole_optimizer_state` on any number of ranks; every rank must call it.
+    """Load the result of :func:`whole_optimizer_state` from a job with any number of ranks. Every rank must call this
+    function.
 
     Raises:
-        WrongForm: a tensor's shape differs from its parameter's.
+        WrongForm: a tensor and its parameter have different shapes.
     """
     for group, then in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         group.update({key: value for key, value in then.items() if key != "params"})
@@ -167,7 +168,9 @@ def _link_states(engine: Any) -> None:
 
 
 def load_master_weights(module: nn.Module, state_dict: Mapping[str, Any]) -> None:
-    """Load ZeRO's float32 master weights from a checkpoint; the 16-bit parameters are only rounded copies of these."""
+    """Load ZeRO's float32 master weights from a checkpoint; the 16-bit parameters are only rounded copies of the master
+    weights.
+    """
     state = own_names(module, state_dict)
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and name in state:

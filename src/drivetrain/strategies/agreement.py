@@ -40,8 +40,8 @@ class Facts:
         model: texts that must be equal on all ranks that have the same part of the model.
         seed: the seed of ``seed_everything``; it may differ between ranks.
         loggers: the loggers; they may differ between ranks.
-        changes: whether this rank's model may still change before training. If the model of any rank may, models are
-            not compared.
+        changes: whether this rank's model may still change before training. If the model of any rank may still change,
+            models are not compared.
     """
 
     job: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Agreement:
 
 
 def compare(world: Group, data: Group, facts: Facts) -> Agreement:
-    """Compare the arguments and models of the ranks; every rank must call it.
+    """Compare the arguments and models of the ranks. Every rank must call this function.
 
     Each rank sends one text of fixed size with digests. Only if digests differ do the ranks exchange the values.
     Different seeds cause a warning, not an error, because rank 0 decides the parameters and the order of the data in
@@ -88,7 +88,7 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
     ]  # fmt: skip
     rows = [text.split() for text in _gathered(world, " ".join(own))]
     _, jobs, parts, models, seeds, loggers, changes = zip(*rows, strict=True)
-    final = "1" not in changes  # if not, the models are compared later, when they are final
+    final = "1" not in changes  # models that may still change are compared later
     same = len(set(jobs)) == 1 and not (final and len(set(zip(parts, models, strict=True))) > len(set(parts)))
     if not same or len(set(seeds)) > 1:
         everyones: list[Facts] = world.gather_objects(facts)

@@ -3,13 +3,13 @@
 Before each operation, the ranks exchange one small message of fixed size that describes the operation. If the
 operations, shapes or names differ, every rank raises the same error, and no rank waits forever. The message is
 exchanged in host memory if the group has a backend for the host ("cpu:gloo,cuda:nccl"); otherwise the exchange waits
-for the device. If a rank calls no collective at all, the others wait until the group's timeout. ``all_gather`` and
-``reduce`` take several times as long with this message, so their argument ``checks`` can turn it off. Ranks whose calls
-differ then hang or get wrong values, as with torch's own collectives.
+for the device. If a rank calls no collective at all, the other ranks wait until the group's timeout. ``all_gather`` and
+``reduce`` take several times as long with this message, so their argument ``checks`` can turn the message off. Ranks
+whose calls differ then hang or get wrong values, as with torch's own collectives.
 
-Each function gets the ranks that take part, ``peers``: :class:`drivetrain.strategies.group.TorchGroup` calls them. If
-the group's backends do not support a tensor's device, it is copied to the peers' device or to the host for the
-exchange; the result is on the input's device. Ranks are always global ranks.
+Each function gets ``peers``, the ranks that take part; :class:`drivetrain.strategies.group.TorchGroup` calls the
+functions. If the group's backends do not support a tensor's device, the tensor is copied to the peers' device or to the
+host for the exchange; the result is on the input's device. Ranks are always global ranks.
 
 Objects are pickled. A rank unpickles only data from other ranks of the same job. Unpickling can run code, so a process
 that can send to the group can run code in the ranks, as with torch's own object collectives. Nothing from outside the
@@ -118,8 +118,8 @@ def reduce(peers: Peers, tensor: Any, reduce_op: Any = "mean") -> Any:
         peers: the participating ranks.
         tensor: the same shape and dtype on every rank. ``tensor`` is not changed, and the result is detached from its
             graph.
-        reduce_op: "mean" (or "avg"), "sum", "min", "max", "product" (or "prod"), or one of these or a bitwise one as a
-            ``ReduceOp``; ``None`` is the mean.
+        reduce_op: "mean" (or "avg"), "sum", "min", "max", "product" (or "prod"), or a ``ReduceOp`` of one of these or
+            of a bitwise operation; ``None`` is the mean.
 
     Returns:
         The result, the same on every rank.
@@ -137,11 +137,11 @@ def reduce(peers: Peers, tensor: Any, reduce_op: Any = "mean") -> Any:
 
 
 def barrier(peers: Peers, name: str | None = None) -> None:
-    """Wait until every rank of the group has called this.
+    """Wait until every rank of the group has called this function.
 
     Args:
         peers: the participating ranks.
-        name: the name of this barrier, for the message if ranks wait at different ones.
+        name: the name of this barrier, for the message if ranks wait at different barriers.
 
     Raises:
         ConfigurationError: on every rank, if the ranks wait at barriers of different names or call different functions.
@@ -181,8 +181,8 @@ def gather_keyed(peers: Peers, names: Sequence[str], values: Tensor) -> Tensor:
 
 
 def reduce_keyed(peers: Peers, names: Sequence[str], sums: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sums of every rank's ``sums`` and the largest of their ``most``, after a check that their names are
-    equal on all ranks. If one rank has NaN, the result is NaN on all.
+    """Return the element-wise sum of all ranks' ``sums`` and the element-wise maximum of all ranks' ``most``, after a
+    check that all ranks pass the same ``names``. If one rank has NaN, the result is NaN on all.
 
     The size of the exchange does not depend on the number of ranks. Arguments and errors: see :func:`gather_keyed`.
     """
@@ -194,7 +194,7 @@ def reduce_keyed(peers: Peers, names: Sequence[str], sums: Tensor, most: Tensor)
 def _agree_on_names(peers: Peers, names: Sequence[str], kinds: str, wrong: bool) -> None:
     rows, _ = peers.meet(f"{len(names)} names, {kinds}", failed=wrong, also="\0".join(names))
     if len({row.digest for row in rows}) > 1 and builtins.all(row.call == peers.call for row in rows):
-        each = gather_objects(peers, list(names))  # all ranks have the same rows, so every rank calls this
+        each = gather_objects(peers, list(names))  # all ranks have the same rows, so every rank gets here
         if any(other != each[0] for other in each):
             raise ConfigurationError(differing_names(each, peers.ranks))
     peers.check(rows)
@@ -397,7 +397,7 @@ def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
 
 
 def gather_objects(peers: Peers, obj: Any) -> list[Any]:
-    """Return every rank's object in the order of ranks, on every rank; this rank's own object is ``obj`` itself.
+    """Return, on every rank, all ranks' objects in the order of ranks; this rank's own object is ``obj`` itself.
 
     Args:
         peers: the participating ranks.
@@ -407,7 +407,7 @@ def gather_objects(peers: Peers, obj: Any) -> list[Any]:
         ConfigurationError: on every rank, if a rank's object cannot be pickled.
     """
     data, problem = dumped(obj)
-    # equal on all ranks only if all objects are small and equal; then no rank needs another rank's object
+    # ``content`` is equal on all ranks only if all objects are small and equal; then no object needs to be exchanged
     content = int.from_bytes(hashlib.sha256(data).digest()[:7], "big") if len(data) <= _SMALL else peers.rank
     (least, size), (low, high) = peers.agree(problem or "", len(data), content, failed=problem is not None)
     if least == size <= _SMALL and low == high:

@@ -102,8 +102,8 @@ def attention(
 
     Args:
         query, key, value: this rank's parts, (batch, heads, positions of this rank, features).
-        attn_mask: a mask for complete sequences, (..., positions, positions), which every rank passes. It has one head
-            or as many as ``query``.
+        attn_mask: a mask for complete sequences, (..., positions, positions), which every rank passes. The mask has one
+            head, or as many heads as ``query``.
         dropout_p, is_causal, scale, enable_gqa: as in torch's function; a causal mask applies to complete sequences.
 
     Raises:
@@ -169,7 +169,7 @@ def dims_for(module: nn.Module, given: Dims | None, owner: str) -> Dims:
     attribute ``sequence_dims``.
 
     Raises:
-        ConfigurationError: neither names the dimensions.
+        ConfigurationError: neither the argument nor the attribute names the dimensions.
     """
     dims: Dims | None = getattr(module, "sequence_dims", None) if given is None else given
     if dims is None:

@@ -190,9 +190,9 @@ class DDPStrategy(ParallelStrategy):
     def _batched_copies(self, module: nn.Module) -> dict[str, Any]:
         """Return ``{"batched_grad_copy": True}`` if this makes DDP faster and changes no result, else ``{}``.
 
-        With this argument DDP copies and divides the gradients of a bucket at once. It divides by the number of ranks
-        instead of multiplying by the inverse, which gives the same bits if the number is a power of two. The speed was
-        measured only on the host and without other arguments of DDP.
+        With this argument DDP copies and divides the gradients of a bucket at once. For this, DDP divides by the number
+        of ranks instead of multiplying by the inverse. Both give the same bits if the number is a power of two. The
+        speed was measured only on the host and without other arguments of DDP.
         """
         size = self.data.size
         fits = self.root_device == HOST and self.wrapper is DistributedDataParallel and size & (size - 1) == 0
@@ -224,8 +224,9 @@ class DDPStrategy(ParallelStrategy):
     def _wrap_again(self) -> None:
         """Wrap the module again if parameters have been thawed or frozen since it was wrapped.
 
-        Inside an accumulation window, freezing alone causes no new wrapper. A new wrapper inside a window includes the
-        parameters that have just been frozen, because the gradients that these already have must still be averaged.
+        Between two batches of one optimizer step, freezing alone causes no new wrapper. If thawing causes a new wrapper
+        there, the wrapper also includes the parameters that have just been frozen, because their gradients from earlier
+        batches must still be averaged.
         """
         model = self.model
         if not isinstance(model, DistributedDataParallel) or (trained := _trained(model)) == self._averaged:
@@ -245,8 +246,8 @@ class DDPStrategy(ParallelStrategy):
             self.driver.rebind()  # until this call, the loop uses the earlier wrapper
 
     def _continue_window(self) -> None:
-        """Let a new wrapper average all gradients of the current window, even of parameters that later batches do not
-        use.
+        """Let a new wrapper average all gradients of the current optimizer step, even of parameters that the later
+        batches of this step do not use.
         """
         model = self.model
         if not isinstance(model, DistributedDataParallel):
@@ -305,7 +306,7 @@ class DDPStrategy(ParallelStrategy):
         found = [loss] if model.find_unused_parameters and not model.static_graph else []
         model.reducer.prepare_for_backward(found)
         yield
-        # without this, the end of the next forward pass would prepare the reducer again
+        # with True, the end of the next forward pass would prepare the reducer again
         model.require_backward_grad_sync = False
         exchange_after_first_pass(model)
 
@@ -346,8 +347,8 @@ class DDPStrategy(ParallelStrategy):
             self.accelerator.synchronize(self.root_device)  # the optimizer's copies to the host are asynchronous
 
     def whole_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Return an optimizer for a process outside the job. On the first rank of each machine, it has the state of all
-        ranks. Every rank must call this method.
+        """Return an optimizer for a process outside the job. On the first rank of each machine, the returned optimizer
+        has the state of all ranks. Every rank must call this method.
         """
         if not _is_sharded(optimizer):
             return optimizer
@@ -414,8 +415,8 @@ StrategyRegistry.derive(_entries)
 def _static_from_first_exchange(model: DistributedDataParallel) -> None:
     """Make the graph of ``model`` static before the first pass that exchanges gradients.
 
-    torch must record the graph in that pass. If the graph were static before, torch would record the earlier passes of
-    an accumulation window, and later silently skip exchanges (pytorch#187732).
+    torch must record the graph in that pass. If the graph were static before, torch would record an earlier pass, which
+    only accumulates gradients, and later silently skip exchanges (pytorch#187732).
     """
 
     def look(*_: Any) -> None:

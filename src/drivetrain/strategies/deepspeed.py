@@ -54,7 +54,7 @@ _WORLD: list[Any] = []  # the process group from which DeepSpeed has made its ow
 
 
 class DeepSpeedStrategy(ParallelStrategy):
-    """DeepSpeed's ZeRO on any accelerator that it supports, including the CPU; needs the package ``deepspeed``.
+    """DeepSpeed's ZeRO on any accelerator that DeepSpeed supports, including the CPU; needs the package ``deepspeed``.
 
     DeepSpeed's engine exchanges and clips gradients, steps the optimizer of ``configure_optimizers`` and skips steps
     whose gradients overflow. Schedulers of ``configure_optimizers`` step as usual, but not after a skipped step. The
@@ -424,7 +424,7 @@ class DeepSpeedStrategy(ParallelStrategy):
     # ---- folders of DeepSpeed's own format -----------------------------------------------------------------------
 
     def save_deepspeed_checkpoint(self, folder: str | Path, tag: str | None = None) -> None:
-        """Write weights and optimizer states as a folder of DeepSpeed's own format; every rank must call it.
+        """Write weights and optimizer states as a folder of DeepSpeed's own format. Every rank must call this method.
 
         Args:
             folder: the folder to write, for DeepSpeed's tools. DeepSpeed also puts its tool ``zero_to_fp32.py`` there.
@@ -433,7 +433,8 @@ class DeepSpeedStrategy(ParallelStrategy):
         self._running_engine("save_deepspeed_checkpoint").save_checkpoint(str(folder), tag=tag)
 
     def load_deepspeed_checkpoint(self, folder: str | Path, tag: str | None = None) -> None:
-        """Load a folder of :meth:`save_deepspeed_checkpoint`; every rank must call it, in ``on_fit_start``.
+        """Load a folder that :meth:`save_deepspeed_checkpoint` wrote. Every rank must call this method in
+        ``on_fit_start``.
 
         The folder's files are unpickled, which can run code.
 

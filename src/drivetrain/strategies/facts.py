@@ -31,7 +31,8 @@ class Earlier:
         zero_grad: the strategy's ``zero_grad`` calls the module's ``optimizer_zero_grad``; otherwise the module's
             method replaces the strategy's.
         clears_last: the strategy's ``optimizer_step`` ends with ``on_before_zero_grad`` and the module's
-            ``optimizer_zero_grad``; otherwise the loop calls them before the first backward pass of a window.
+            ``optimizer_zero_grad``; otherwise the loop calls both before the first backward pass for each optimizer
+            step.
         hooks: further methods of a module or a callback that the strategy calls; other strategies refuse a module that
             defines one, and warn about a callback that defines one.
         step_arguments: the names of further arguments of ``training_step``.
@@ -60,7 +61,7 @@ class Facts:
         accelerators: the only supported accelerators, by name or device type; empty: all accelerators except those that
             need strategies of their own.
         start_method: how processes start if no launcher has started them: "popen", "spawn", "fork", "forkserver",
-            "ray"; ``None``: the strategy starts none.
+            "ray"; ``None``: the strategy starts no processes.
         restores_after_setup: the Trainer reads a checkpoint and loads its weights after ``setup`` instead of before it.
             Needed if ``setup`` shards the model, or if ``load_checkpoint`` fills the model in place.
         trainer_restores_optimizers: the Trainer restores optimizers from a checkpoint; False if the strategy's
@@ -68,7 +69,7 @@ class Facts:
         calls_through_forward: steps run inside the module's ``__call__``. FSDP2 needs this, for example, because it
             adds hooks to the module instead of wrapping it.
         allows_inference_mode: evaluation may run under ``torch.inference_mode``; otherwise it runs under ``no_grad``.
-        handles_gradient_accumulation: the optimizers accumulate the gradients of a window themselves. The loop
+        handles_gradient_accumulation: the optimizers themselves accumulate the gradients of several batches. The loop
             therefore does not divide the loss, and steps the optimizers after each batch.
         honoured_hooks: for a strategy that implements the whole step itself: the hooks that it calls within a step. If
             the module or a callback overrides another hook of a step, set-up raises an error. ``StepParts.HOOKS``: the
@@ -79,7 +80,7 @@ class Facts:
         refuses: arguments of the Trainer that do not work with the strategy, each with the reason as a text: "compile",
             "cuda_graphs", "replay_every", "replica_check_every", "save_trainable_only", "split_on_oom".
         engine_verbs: for a strategy whose methods have other signatures than a Trainer expects: the class through which
-            an Engine calls them, instead of its own ``Verbs``.
+            an Engine calls these methods, instead of the Engine's own ``Verbs``.
         engine_class: for a strategy that only a Trainer can use: "module:class" of the strategy that an Engine creates
             for the same names.
         earlier: facts of strategies that train like earlier generations of Lightning.

@@ -20,12 +20,13 @@ _STORE_S = 2.0  # seconds that a failing rank waits for the store, whose process
 
 
 def report(error: BaseException, sheet: Sheet | None, summary: Callable[[Exception], str]) -> None:
-    """Report why this rank fails: to the other ranks through the job's store, and on the board for the report.
+    """Report why this rank fails: to the other ranks through the job's store, and in shared memory to the watching
+    process.
 
     Args:
         error: the exception that ends this rank.
-        sheet: this rank's part of the board, the shared memory that the watching process reads; ``None``: no process
-            watches this rank.
+        sheet: this rank's part of the shared memory that the watching process reads; ``None``: no process watches this
+            rank.
         summary: returns the text for the other ranks.
     """
     waiting.hurry()
@@ -85,15 +86,15 @@ def _write_for_report(sheet: Sheet | None, error: BaseException) -> None:
     failed_exit = isinstance(error, SystemExit) and not isinstance(error, SIGTERMException) and bool(error.code)
     if sheet is None or not (isinstance(error, Exception) or failed_exit):
         return
-    with suppress(OSError):  # the launching process was killed, and the board's folder was removed
+    with suppress(OSError):  # the launching process was killed, and the folder of the shared memory was removed
         if isinstance(error, Exception) and (text := _collective(error)):
             sheet.note_collective(text)
         child.write_failure(sheet.folder, sheet.local_rank, error)
 
 
 def summary(error: BaseException, where: str) -> str:
-    """Return a text for other ranks: which rank has failed, in which phase, with which exception, in which line of the
-    user's code.
+    """Return a text for other ranks: which rank has failed, in which phase of the run, with which exception, in which
+    line of the user's code.
     """
     place = place_of_user(error)
     lines = f"{type(error).__name__}: {text_of(error)}".splitlines()

@@ -163,7 +163,7 @@ class Familiar(Step, State):
         return self.accumulating(self.model)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        """Clear the gradients, before a window's first backward pass."""
+        """Clear the gradients, before the first backward pass for an optimizer step."""
         optimizer.zero_grad()
 
     def clip_gradients_norm(
@@ -192,7 +192,7 @@ class Familiar(Step, State):
     # ---- state of the run's module and optimizers ----------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the state of the run's module; every rank must call it."""
+        """Return the state of the run's module. Every rank must call this method."""
         return self.module_state(self.lightning_module)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -325,7 +325,7 @@ def bind_backward(
     strategy: Strategy, differentiate: Callable[..., Any], optimizer: Optimizer | None
 ) -> Callable[..., Any]:
     """Return the function for backward passes: the strategy's override of ``backward``, or ``differentiate``,
-    surrounded by the strategy's hooks. It is called with a loss and further arguments.
+    surrounded by the strategy's hooks. The returned function is called with a loss and further arguments.
     """
     if differentiates_itself(strategy):
         own = strategy.backward
@@ -359,8 +359,8 @@ def bind_zero_grad(strategy: Strategy, optimizer: Optimizer) -> Callable[[], Non
 
 
 def bind_clipping(strategy: Strategy, module: nn.Module, algorithm: Any) -> Callable[..., Any]:
-    """Return the function that clips gradients: the strategy's override, or the precision's function. It is called with
-    an optimizer, the value and ``algorithm``.
+    """Return the function that clips gradients: the strategy's override, or the precision's function. The returned
+    function is called with an optimizer, the value and ``algorithm``.
     """
     verb = "clip_gradients_value" if algorithm == "value" else "clip_gradients_norm"
     if overrides(strategy, verb, Familiar):
@@ -374,7 +374,7 @@ def bind_clipping(strategy: Strategy, module: nn.Module, algorithm: Any) -> Call
 
 def bind_accumulating(strategy: Strategy, model: nn.Module) -> Callable[[], AbstractContextManager[Any]] | None:
     """Return a function that creates a context in which backward passes exchange no gradients; ``None`` if the strategy
-    has none.
+    has no such context.
     """
     if overrides(strategy, "block_backward_sync", Familiar):  # the override only supports the model of the run
         return functools.partial(_blocking, strategy, model)
@@ -450,8 +450,8 @@ def standing_for(strategy: Strategy, **attributes: Any) -> Iterator[None]:
 
 
 def read_overrides(strategy: Strategy) -> None:
-    """If the strategy overrides members that stand for facts, change its facts accordingly; called when a
-    run begins.
+    """If the strategy overrides members that stand for facts, set the strategy's facts to the values of the overrides.
+    Called when a run begins.
     """
     own = type(strategy)
     overridden = {name: fact for name, fact in _DECLARED.items() if getattr(own, name) is not vars(Familiar)[name]}

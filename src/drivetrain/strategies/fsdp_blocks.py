@@ -19,16 +19,16 @@ from drivetrain.errors import ConfigurationError, described, did_you_mean, numbe
 Policy = Callable[..., Any] | Collection[type[nn.Module] | str] | type[nn.Module] | str
 """What selects layers: classes, class names, a function ``policy(module) -> bool``, or a policy of torch's FSDP."""
 
-_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # no blocks: calling a block gathers it, and these are never called
+_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # no blocks: a call of a block gathers it, and these are never called
 
 
 def find_blocks(root: nn.Module) -> list[nn.Module]:
     """Return the blocks of a model without a policy: those that the model declares, or otherwise its repeated layers.
 
     A model declares blocks in ``_no_split_modules``, a list of class names, as models of Hugging Face do. Repeated
-    layers are layers of the same class in one ``ModuleList``, ``Sequential`` or ``ModuleDict``. If there are none,
-    children of the same class in any module count as repeated layers. If repeated layers contain repeated layers, only
-    the outer ones are blocks.
+    layers are layers of the same class in one ``ModuleList``, ``Sequential`` or ``ModuleDict``. If there are no such
+    layers, children of the same class in any module count as repeated layers. If repeated layers contain repeated
+    layers, only the outer ones are blocks.
     """
     declared = {name for module in root.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     if declared and (found := [each for each in _below(root) if type(each).__name__ in declared]):

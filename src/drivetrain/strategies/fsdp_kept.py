@@ -58,8 +58,9 @@ class _Passes:
     def begin(self, module: nn.Module, args: Any) -> None:
         if not self._running:
             for group in self._groups:
-                # Free what an earlier pass has left gathered; a failed pass leaves the state "forward". In other states
-                # than these two, a backward pass runs, which needs the gathered parameters.
+                # Free what an earlier pass has left gathered: after a failed pass, the state is still "forward". If the
+                # state is neither "forward" nor "idle", a backward pass is running, which needs the gathered
+                # parameters.
                 if group.is_unsharded and getattr(group, TRAINING_STATE) in (self._idle, self._forward):
                     group.reshard()
         self._running += 1

@@ -195,8 +195,8 @@ class FullySharded(Strategy):
         """Let torch average gradients over the ranks of the data group, as weighted losses assume.
 
         torch divides gradients by a factor, or if no factor is set, by the size of the mesh. If the mesh consists of
-        exactly the ranks of the data group, no factor is set, because with one shard torch would divide by it twice. A
-        factor that ``configure_model`` has set is replaced.
+        exactly the ranks of the data group, no factor is set, because with one shard torch would divide by the factor
+        twice. A factor that ``configure_model`` has set is replaced.
         """
         size = self.data.size
         if group.mesh_info.mesh.size() == size:
@@ -372,7 +372,7 @@ def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, 
         device: the device on which the layers compute.
         shards_on: the device of the shards.
         group: the ranks that must get the same values.
-        loads: whether weights will be loaded from a checkpoint later. Layers without ``reset_parameters`` are then
+        loads: whether weights will be loaded from a checkpoint later. If so, layers without ``reset_parameters`` are
             allowed, unless they have non-persistent buffers.
 
     Raises:

@@ -30,7 +30,7 @@ def alike(tensors: Iterable[T], most_bytes: int = _BUCKET_BYTES) -> list[list[T]
     """
     lists: list[list[T]] = []
     open_lists: dict[tuple[torch.dtype, torch.device], list[T]] = {}
-    sizes: Counter[tuple[torch.dtype, torch.device]] = Counter()  # in bytes, of the open lists
+    sizes: Counter[tuple[torch.dtype, torch.device]] = Counter()  # the size of each open list, in bytes
     for tensor in tensors:
         kind = tensor.dtype, tensor.device
         if kind not in open_lists:
@@ -108,9 +108,9 @@ class Bucket:
 class GradientExchange:
     """Averages the gradients of ``parameters`` over the ranks in each backward pass.
 
-    A bucket is sent when all its gradients are computed and all earlier buckets were sent, so all ranks send the same
-    buckets in the same order. After the backward pass, the gradients hold the means. A rank whose loss does not depend
-    on a parameter contributes zeros for it.
+    A bucket (a group of gradients) is sent when all its gradients are computed and all earlier buckets were sent, so
+    all ranks send the same buckets in the same order. After the backward pass, the gradients hold the means. A rank
+    whose loss does not depend on a parameter contributes zeros for it.
 
     Args:
         parameters: the parameters, in the same order on all ranks; gradients of frozen parameters are not exchanged.
@@ -131,7 +131,7 @@ class GradientExchange:
         self.include_thawed(parameters)
 
     def include_thawed(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Exchange also the gradients of those ``parameters`` that now require gradients; store the others in
+        """Exchange also the gradients of those ``parameters`` that now require gradients; store the other parameters in
         ``frozen``.
         """
         parameters = list(parameters)
@@ -187,7 +187,7 @@ class GradientExchanges:
     """The exchanges of a strategy, one for each module that it has set up for training."""
 
     def __init__(self) -> None:
-        self._of: dict[int, GradientExchange] = {}  # by the id() of the module
+        self._of: dict[int, GradientExchange] = {}  # the keys are the id() of modules
 
     def begin(self, module: nn.Module, ranks: int, start: Start, wait: Callable[[Any], Any]) -> None:
         """Exchange the gradients of ``module`` from now on; this replaces an earlier exchange for this module."""

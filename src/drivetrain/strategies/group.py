@@ -125,8 +125,8 @@ class Group(ABC):
         return torch.stack([row.to(values.device) for _, row in everyones])
 
     def reduce_keyed(self, names: Sequence[str], sums: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the element-wise sum of all members' 1-D ``sums`` and maximum of all members' ``most``, after a check
-        that all members pass the same ``names``.
+        """Return the element-wise sum of all members' 1-D ``sums`` and the element-wise maximum of all members' 1-D
+        ``most``, after a check that all members pass the same ``names``.
 
         Raises:
             ConfigurationError: the names differ; raised on all members.
@@ -140,7 +140,7 @@ class Group(ABC):
         return False not in votes if all else True in votes
 
     def barrier(self, name: str | None = None) -> None:
-        """Wait until every member has called this."""
+        """Wait until every member has called this method."""
         self.gather_objects(name)
 
     def wait_for_first(self, name: str) -> None:
@@ -215,7 +215,7 @@ class TorchGroup(Group):
         torch derives the name from the members and from the number of process groups that this process is already in.
 
         Raises:
-            ConfigurationError: the members are in different numbers of groups; raised on all of them.
+            ConfigurationError: the members are in different numbers of groups; raised on all members.
         """
         store = torch_private.default_store()
         name = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]

@@ -68,9 +68,10 @@ class HorovodStrategy(ParallelStrategy):
     """The complete model on every rank; gradients are averaged in buckets during the backward pass.
 
     The strategy works with processes that ``horovodrun``, ``mpirun`` or ``torchrun`` have started. The processes
-    communicate through the package ``horovod`` if the package is installed and ``horovodrun`` has started them. With
-    ``mpirun``, the package must have been built with MPI. Otherwise the processes communicate through
-    ``torch.distributed``. When training begins, all ranks get the parameters, buffers and optimizer state of rank 0.
+    communicate through the package ``horovod`` if the package is installed and ``horovodrun`` has started them, or if
+    ``mpirun`` has started them and the package was built with MPI. In all other cases, the processes communicate
+    through ``torch.distributed``. When training begins, all ranks get the parameters, buffers and optimizer state of
+    rank 0.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
@@ -216,8 +217,8 @@ class HorovodStrategy(ParallelStrategy):
 
 
 def horovod_package() -> tuple[Any, str]:
-    """Return the module ``horovod.torch``, or ``None`` if it cannot connect the processes of this job; also return the
-    reason for this choice.
+    """Return the module ``horovod.torch``, or ``None`` if the module cannot connect the processes of this job; also
+    return the reason for this choice.
     """
     by_horovod, by_mpi = "HOROVOD_RANK" in os.environ, "OMPI_COMM_WORLD_RANK" in os.environ
     if not (by_horovod or by_mpi):

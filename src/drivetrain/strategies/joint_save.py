@@ -1,10 +1,10 @@
 """Messages between the ranks about a checkpoint that each of them writes, in the background or while training waits.
 
 In the background, threads exchange these messages through the job's store, not by collectives, so training continues
-meanwhile. In a job without a store, they use a file beside the checkpoint.
-Each rank posts once what it has written, or why it could not. Rank 0 collects these posts, writes the file that
-completes the checkpoint, and posts the outcome, for which the other ranks wait. So either all ranks have saved the
-checkpoint, or each of them raises an error at its next save or at the end of the run.
+meanwhile. In a job without a store, the threads use a file beside the checkpoint instead. Each rank posts once what it
+has written, or why it could not. Rank 0 collects these posts, writes the file that completes the checkpoint, and posts
+the outcome, for which the other ranks wait. So either all ranks have saved the checkpoint, or each of them raises an
+error at its next save or at the end of the run.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def begin(
     listed: str,
     store: Any,
 ) -> None:
-    """Begin a save like ``rank_files.save``, but in the background; every rank must call it. ``store`` is the result of
-    :func:`store_for`.
+    """Begin a save like ``rank_files.save``, but in the background. Every rank must call this function. ``store`` is
+    the result of :func:`store_for`.
 
     Raises:
         CheckpointError: this rank cannot begin; the other ranks raise an error when they wait for the checkpoint.
@@ -125,8 +125,8 @@ def _follow(strategy: Strategy, joint: JointSave, path: str | Path, own: rank_fi
 
 def store_for(world: Group, path: str | Path) -> Any:
     """Return the store for a save to ``path``; every rank must call this function. The result is a connection to the
-    job's store. If the job has none, it is a store in a file beside the checkpoint, which the last rank removes, or
-    ``None`` if not all ranks see that file.
+    job's store. If the job has no store, the result is a store in a file beside the checkpoint, or ``None`` if not all
+    ranks see that file. The last rank removes the file.
     """
     if world.store is not None:
         return world.store.clone()
@@ -162,7 +162,8 @@ class JointSave:
         world: all ranks.
         path: the checkpoint, for messages.
         save_id: digits that are new in every save, and equal on all ranks.
-        store: the result of :func:`store_for`; ``None``: one rank, or training waits, and the ranks exchange messages.
+        store: the result of :func:`store_for`; ``None``: there is one rank, or training waits while the ranks exchange
+            messages.
         writers: the ranks that write a file, except rank 0; ``None``: all.
     """
 
@@ -175,14 +176,15 @@ class JointSave:
         self._store, self._key = store, f"drivetrain/save {save_id}"
 
     def exchange(self, written: Any, failure: BaseException | None) -> list[Any]:
-        """Tell the others what this rank has written, plain data or objects with plain attributes, or its ``failure``.
+        """Tell the other ranks what this rank has written (plain data or objects with plain attributes), or its
+        ``failure``.
 
         Returns:
             On rank 0, what each other rank has written, by rank.
 
         Raises:
-            Exception: a rank could not write: its ``failure``, or a CheckpointError. With a store, only rank 0 raises
-                it here, and the others in :meth:`conclude`.
+            Exception: ``failure`` if this rank could not write, or a CheckpointError if another rank could not. With a
+                store, only rank 0 raises the exception here; the other ranks raise it in :meth:`conclude`.
         """
         if self._store is None and len(self._ranks) > 1:
             outcomes = self._world.gather_objects((written, failure and shown_error(failure)))
@@ -209,7 +211,7 @@ class JointSave:
         return [found[str(rank)] for rank in self._tree[1:]]
 
     def conclude(self, failure: BaseException | None) -> None:
-        """End the save, on rank 0 with its outcome; without a store, the caller tells the others about ``failure``.
+        """End the save. With a store, rank 0 tells the other ranks the outcome; without a store, the caller tells them.
 
         Raises:
             Exception: the save has failed; ``failure`` on a rank that has failed itself.

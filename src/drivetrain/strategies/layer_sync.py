@@ -39,7 +39,9 @@ class LayerSync(ABC):
         """Return ``model`` with its original layers; called when the fit ends, also after an exception."""
 
     def count_batches(self, model: nn.Module, counts: bool) -> None:
-        """Set whether the statistics include this rank's next batches; False while the rank repeats batches."""
+        """Set whether the statistics include this rank's next batches: False while the rank repeats batches because
+        other ranks have more batches.
+        """
 
 
 LayerSyncRegistry: Registry[LayerSync] = Registry(

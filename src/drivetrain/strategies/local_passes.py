@@ -28,8 +28,8 @@ class LocalPasses:
         self._strategy: Any = strategy
 
     def begin(self) -> None:
-        """Exchange what the passes of a window need, such as parameters; all ranks call it before the window's first
-        batch.
+        """Exchange what the passes for one optimizer step need, such as parameters. All ranks call this method before
+        the first batch of the step.
         """
 
     def without_exchange(self) -> AbstractContextManager[Any]:
@@ -40,7 +40,7 @@ class LocalPasses:
         """Drop everything that a failed pass has left, including gradients."""
 
     def exchange(self) -> None:
-        """Average the gradients over the ranks; all ranks call it after the last batch of a window."""
+        """Average the gradients over the ranks. All ranks call this method after an optimizer step's last batch."""
 
     def end(self) -> None:
         """Undo :meth:`begin`; also called when a run ends, even by an exception."""
@@ -49,7 +49,7 @@ class LocalPasses:
 class DDPPasses(LocalPasses):
     """The passes of DistributedDataParallel."""
 
-    _model: Any = reads("_strategy.model")  # read each time, because a new DDP replaces it when layers are thawed
+    _model: Any = reads("_strategy.model")  # read each time: a new DDP replaces the old one when layers are thawed
 
     def begin(self) -> None:
         model = self._model
@@ -65,7 +65,7 @@ class DDPPasses(LocalPasses):
 
     def exchange(self) -> None:
         group = self._strategy.data
-        # includes parameters that were frozen inside the window
+        # includes parameters that were frozen between the batches of this optimizer step
         averaged = [each for each in self._model.parameters() if id(each) in self._strategy._averaged]
         for bucket in map(Bucket, alike(averaged)):
             bucket.flat = group.all_reduce(bucket.pack().div_(group.size), "sum")
@@ -73,7 +73,7 @@ class DDPPasses(LocalPasses):
 
 
 class FSDPPasses(LocalPasses):
-    """The passes of FSDP2: all parameters are gathered for a window, so that its passes do not communicate."""
+    """The passes of FSDP2: parameters are gathered once per optimizer step, so that the passes do not communicate."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._root: Any = strategy.lightning_module
@@ -87,7 +87,7 @@ class FSDPPasses(LocalPasses):
             if isinstance(module, fsdp.FSDPModule):
                 module.unshard()
         for group in self._groups:
-            # keep the parameters gathered until all batches of the window are done
+            # keep the parameters gathered until all batches of the optimizer step are done
             vars(group).update(dict.fromkeys(torch_private.RESHARDING, lambda: None))
         self._root.set_requires_gradient_sync(False)
 

@@ -104,7 +104,7 @@ def loopback_address(environment: ClusterEnvironment, num_nodes: int) -> str | N
 
 
 class Meeting:
-    """One attempt of a rank to connect to the others.
+    """One attempt of a rank to connect to the other ranks.
 
     Args:
         address, port: where rank 0 listens.
@@ -156,7 +156,7 @@ class Meeting:
             left = self._deadline - time.monotonic()
             # wait a little shorter, so that time is left to find out which ranks are missing
             patience = timedelta(seconds=max(_SHORTEST_S, left - min(_PROBE_S, left / 4)))
-            store.set(f"{key}/{self.rank}", "")  # for the error, which names the missing ranks
+            store.set(f"{key}/{self.rank}", "")  # the error that names the missing ranks reads this key
             if store.add(f"{key}/count", 1) >= self.world_size:
                 store.set(key, "")
             store.wait([key], patience)

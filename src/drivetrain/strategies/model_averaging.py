@@ -42,7 +42,7 @@ class ModelAveraging:
         self.trained: set[int] = set()  # the id() of each parameter trained at the last average or since then
 
     def attach(self, optimizers: Sequence[Optimizer]) -> None:
-        """From now on, average parameters after the steps of these optimizers, and of no others.
+        """From now on, average parameters after the steps of these optimizers, and of no other optimizers.
 
         Raises:
             ConfigurationError: an optimizer exchanges parameters itself.
@@ -67,10 +67,10 @@ class ModelAveraging:
             self._hooks.pop().remove()
 
     def make_subgroup(self, num_processes: int) -> None:
-        """Create a subgroup of each machine's ranks unless the user has passed one; every rank must call it."""
+        """Create one subgroup per machine, unless the user has passed a subgroup. Every rank must call this method."""
         if (
             self.state.subgroup is None and self.state.post_local_gradient_allreduce
-        ):  # torch's hook would create one, too, but only for all CUDA devices of the machine
+        ):  # torch's hook would create a subgroup, too, but only for all CUDA devices of the machine
             self.state.subgroup, _ = dist.new_subgroups(num_processes)  # type: ignore[no-untyped-call]
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -93,7 +93,7 @@ class ModelAveraging:
         averaging.average_parameters(iter(parameters), self.state.process_group)
         for parameter, place in zip(parameters, places, strict=True):
             place.copy_(parameter.data)
-            parameter.data = place  # keep the own memory, not torch's view of the exchanged buffer
+            parameter.data = place  # the parameter keeps its own memory, not torch's view of the exchanged buffer
 
     def _read_counts(self, optimizer: Optimizer) -> None:
         group = optimizer.param_groups[0]

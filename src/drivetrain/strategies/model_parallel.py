@@ -237,7 +237,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             set_rng_state(self.context.group.broadcast(rng_state()))
 
     def on_train_start(self) -> None:
-        self._draw_alike()  # a checkpoint from fewer ranks may have restored a different state on each
+        self._draw_alike()  # a checkpoint from fewer ranks may have restored a different state on each rank
 
     on_test_start = on_predict_start = on_train_start
 
@@ -352,7 +352,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     def _unscale_shards(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        """Unscale gradients like torch's ``GradScaler``, but also gradients on different meshes, mixed with plain
+        """Unscale gradients as torch's ``GradScaler`` does, but allow gradients on different meshes, mixed with plain
         tensors.
 
         All ranks learn whether any shard is not finite, so that they skip the same steps.

@@ -151,7 +151,7 @@ def fitted(
             state, or ``saved`` is damaged.
     """
     if len(states) != len(optimizers):
-        return list(states)  # the strategy has its own format; otherwise loading raises an error with both counts
+        return list(states)  # a strategy's own format; if it is not, loading raises an error with both counts
     known = []
     for index, optimizer in enumerate(optimizers):
         with restoring(f"the description of optimizer {index} ({_class_of(optimizer)})"):
@@ -162,18 +162,18 @@ def fitted(
 
 
 def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then: Sequence[Names]) -> None:
-    """Check that no parameter has moved to another group or optimizer, because its options and its scheduler would not
-    move with it.
+    """Check that no parameter has moved to another group or optimizer. The options and the scheduler of the earlier
+    group would not move with the parameter.
 
     Raises:
-        CheckpointError: a parameter has moved; the message names it and both places.
+        CheckpointError: a parameter has moved; the message names the parameter and both places.
     """
     places_now, places_then = (
         {name: (index, group) for index, groups in enumerate(each) for group, own in enumerate(groups) for name in own}
         for each in (now, then)
     )
     if places_now.keys() != places_then.keys() or list(map(len, now)) != list(map(len, then)):
-        return  # another check reports different counts
+        return  # the counts differ, which another check reports
     for name, (index, group) in places_now.items():
         if places_then[name] != (index, group):
             earlier, earlier_group = places_then[name]

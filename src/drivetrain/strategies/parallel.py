@@ -118,7 +118,7 @@ class ParallelStrategy(Strategy):
         of the job.
         """
         environment = self.cluster_environment
-        assert environment is not None  # set_ranks() has stored it
+        assert environment is not None  # set_ranks() has stored the environment
         # this program starts the processes, so it tells the environment the world size and the rank
         if not environment.creates_processes_externally:
             environment.set_world_size(self.num_nodes * self.num_processes)
@@ -137,7 +137,7 @@ class ParallelStrategy(Strategy):
     def setup_environment(self) -> None:
         self._store_ranks_of_job()
         if self.world_size > 1:
-            os.environ["RANK"] = str(self.global_rank)  # read by rank_zero functions, also in a loader's workers
+            os.environ["RANK"] = str(self.global_rank)  # for rank_zero functions, also in a loader's workers
             tell_rank(self.global_rank)
         super().setup_environment()
         if dist.is_initialized():
@@ -240,7 +240,7 @@ class ParallelStrategy(Strategy):
     def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if isinstance(made[0], WaitingGroup):
-            self._groups = None  # not stored, because the process group may exist at the next call
+            self._groups = None  # the groups are not stored, because the process group may exist at the next call
         return made
 
     def _check_met(self) -> None:

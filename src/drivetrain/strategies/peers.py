@@ -190,8 +190,8 @@ class Peers:
         ], ranges[3:]
 
     def _spread_largest(self, values: Tensor, waits_in: str) -> None:
-        """Set each of ``values`` to its maximum over the ranks; the size of the exchange does not depend on their
-        number.
+        """Set each of ``values`` to its maximum over the ranks; the size of the exchange does not depend on the number
+        of ranks.
 
         This uses a reduction and a broadcast instead of an all_reduce. If another rank skipped this call and
         all-reduced its gradients, Gloo would match that all_reduce with an all_reduce here.
@@ -343,7 +343,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def some(values: Sequence[Any]) -> str:
-    """Return the first of the values as text, with the number of the others."""
+    """Return the first of the values as text, with the number of the other values."""
     more = len(values) - _LONGEST_LIST
     return ", ".join(map(repr, values[:_LONGEST_LIST])) + (f" and {more} more" if more > 0 else "")
 

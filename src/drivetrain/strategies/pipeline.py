@@ -236,14 +236,14 @@ class PipelineStrategy(ParallelStrategy):
     # ---- the step ------------------------------------------------------------------------------------------------
 
     def accumulating(self, model: nn.Module) -> Any:
-        return nullcontext()  # gradients are exchanged only after the last batch of a window
+        return nullcontext()  # gradients are exchanged only after the last batch of an optimizer step
 
     def bind_step(self, parts: StepParts) -> OwnStep | None:
         def step(batch: Any, batch_idx: int, index: int, last: bool, size: int) -> tuple[Any, int]:
             if index == 0:
                 parts.begin(size)
             parameters = [each for each in self.lightning_module.parameters() if not each.is_meta]
-            held = [each.grad for each in parameters]  # the gradients of the window so far
+            held = [each.grad for each in parameters]  # the gradients of the earlier batches of this optimizer step
             for parameter in parameters:
                 parameter.grad = None
             form, loss, weight = self._run_schedule(batch)
@@ -251,7 +251,7 @@ class PipelineStrategy(ParallelStrategy):
             for parameter, gradient in zip(parameters, held, strict=True):
                 parameter.grad = gradient
             with nullcontext() if last else parts.accumulating():
-                # the share of this batch in the window; the call rescales earlier gradients
+                # the share of this batch in the optimizer step; the call rescales earlier gradients
                 share = parts.loss_of(form(torch.ones_like(loss), weight), index, last)
             if share is not None:
                 _add(parameters, gradients, share.detach() / weight.clamp(min=torch.finfo(weight.dtype).tiny))
@@ -295,7 +295,7 @@ class PipelineStrategy(ParallelStrategy):
         """Return the schedule for inputs of these shapes. Other shapes need another schedule, because the ranks
         exchange tensors of fixed shapes.
 
-        A schedule also determines which stages send gradients, so another one is needed when layers are frozen or
+        A schedule also determines which stages send gradients, so another schedule is needed when layers are frozen or
         thawed.
         """
         trained = trained_stages(self._stages) if trains else ()
@@ -423,7 +423,7 @@ class PipelineStrategy(ParallelStrategy):
 
 
 def _add(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], factor: Tensor) -> None:
-    """Add the gradients of one batch, multiplied by ``factor``, to the window's gradients."""
+    """Add the gradients of one batch, multiplied by ``factor``, to the gradients of this step's earlier batches."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if gradient is not None:
             gradient.mul_(factor)

@@ -111,7 +111,7 @@ def keep(module: nn.Module, owners: Mapping[str, int], index: int) -> None:
 
 
 def trained_stages(stages: Sequence[nn.Module]) -> tuple[bool, ...]:
-    """Return for each stage whether it or an earlier stage has a trained parameter; the result is the same on all
+    """Return for each stage whether this stage or an earlier one has a trained parameter; the result is the same on all
     ranks.
     """
     own = (any(each.requires_grad for each in stage.parameters()) for stage in stages)
@@ -249,7 +249,7 @@ def plain_loss(loss: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Stage(nn.Module):
-    """A stage that computes its forward pass in the run's precision; the backward pass runs outside that context.
+    """A stage that computes its forward pass in the context of the run's precision, and its backward pass outside it.
 
     Args:
         stage: the user's stage.

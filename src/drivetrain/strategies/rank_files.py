@@ -1,12 +1,13 @@
 """The files that ranks write beside a checkpoint: their names, checksums and removal.
 
-The state that exists only on one rank, such as its gradients inside a window, is called the rank's part. Rank 0's part
-is in the main file, which is the checkpoint itself. On each machine, the first rank other than rank 0 writes the parts
-of all ranks of the machine, except rank 0's, to a rank file, ``model.ckpt.<id>.rank<r>``. If a part is large, every
-rank writes its own rank file. The main file lists the rank files with their sizes and checksums, and is written last.
-Each save uses a new id, and the rank files of earlier saves are removed only when the new main file is durable. A crash
-therefore leaves either the old main file with its rank files, or the new main file with the new rank files. A link to a
-checkpoint has no rank files of its own; the rank files are beside the link's target.
+The state that exists only on one rank, such as its gradients between two batches of one optimizer step, is called the
+rank's part. Rank 0's part is in the main file, which is the checkpoint itself. On each machine, the first rank other
+than rank 0 writes the parts of all ranks of the machine, except rank 0's, to a rank file, ``model.ckpt.<id>.rank<r>``.
+If a part is large, every rank writes its own rank file. The main file lists the rank files with their sizes and
+checksums, and is written last. Each save uses a new id, and the rank files of earlier saves are removed only when the
+new main file is durable. A crash therefore leaves either the old main file with its rank files, or the new main file
+with the new rank files. A link to a checkpoint has no rank files of its own; the rank files are beside the link's
+target.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _SUFFIX = r"\.([0-9a-f]{8})\.rank[1-9][0-9]*"
 LISTED = "rank_files"  # the key of the list of rank files in the main file
 UNFINISHED = ".incomplete"  # suffix of a checkpoint that lacks a rank's part
 
-_PARTS = "parts_of_ranks"  # the key in a file that contains the parts of several ranks
+_PARTS = "parts_of_ranks"  # the key of the parts, in a file with the parts of several ranks
 _LARGE = 2**20  # bytes: a rank with larger tensors writes its part itself
 
 Entry = dict[str, Any]
@@ -61,7 +62,7 @@ def save(
     waits: bool = True,
     listed: str = LISTED,
 ) -> None:
-    """Write ``state`` to ``path``, and each rank's ``part`` beside it; every rank must call it.
+    """Write ``state`` to ``path``, and each rank's ``part`` beside it. Every rank must call this function.
 
     Args:
         strategy: the strategy that writes.
@@ -98,7 +99,7 @@ def save(
     outcomes = strategy.world.gather_objects(outcome)  # waits for every rank
     different = set(outcomes)
     if all((text, refused) == (None, False) for text, refused, _ in different):
-        # otherwise a later save to this path removes the replaced rank files
+        # if a file is not durable yet, a later save to this path removes the replaced rank files
         if all(is_durable for *_, is_durable in different):
             commit(strategy, path, entries, own)
         return
@@ -114,7 +115,7 @@ def save(
 def write(
     strategy: Strategy, part: Mapping[str, Any], path: str | Path, storage_options: Any = None
 ) -> tuple[str | Path, Entry, list[Entry]]:
-    """Write the parts beside the checkpoint that rank 0 will write; every rank must call it.
+    """Write the parts beside the checkpoint that rank 0 will write. Every rank must call this function.
 
     Args:
         strategy: its ``checkpoint_io`` writes the files.
@@ -163,10 +164,11 @@ def _collected(strategy: Strategy, path: str | Path, number: str, own: Entry, wr
 
 
 def shares(strategy: Strategy, part: Mapping[str, Any]) -> tuple[list[int], dict[int, Mapping[str, Any]]]:
-    """Return the ranks that write a file, and the parts that this rank writes, by rank; every rank must call it.
+    """Return the ranks that write a file, and the parts that this rank writes, by rank. Every rank must call this
+    function.
 
     One rank writes the parts of all ranks of its machine only if no part is large and the ranks can send their parts to
-    it in host memory.
+    that rank in host memory.
     """
     rank, count = strategy.global_rank, strategy.world_size
     alone = list(range(1, count)), {rank: part} if rank else {}
@@ -234,8 +236,8 @@ def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry], own: 
 
 
 def discard(strategy: Strategy, path: str | Path, own: Entry, listed: str | None = None) -> None:
-    """Remove the file that this rank has written, ``own``, after a failed save, unless the main file names it in its
-    entry ``listed``.
+    """Remove ``own``, the file that this rank has written, after a failed save. If the entry ``listed`` of the main
+    file names the file, keep it.
     """
     if own and (listed is None or not is_listed(strategy.checkpoint_io, path, own, listed)):
         with contextlib.suppress(Exception):  # another error is being raised
@@ -251,7 +253,7 @@ def is_listed(store: CheckpointIO, path: str | Path, own: Entry, listed: str) ->
     try:
         if not store.exists(path):
             return False
-        is_mapped = reads_files(store) and _is_local(path)  # then only the entries are read, not the tensors
+        is_mapped = reads_files(store) and _is_local(path)  # if so, only the entries are read, not the tensors
         main = entries_of(path) if is_mapped else store.load_checkpoint(path)
         return any(each["name"] == own["name"] for each in main.get(listed, ()))
     except Exception:
@@ -301,8 +303,8 @@ def remove_others(store: CheckpointIO, path: str | Path, kept: Collection[str] =
 
 
 def unfinished(path: str, save_id: str) -> str:
-    """Return the temporary path of the checkpoint ``path``. If each rank saves alone, the checkpoint has this path
-    until all ranks have written their parts.
+    """Return the temporary path of the checkpoint ``path``. If each rank saves without communication, the checkpoint
+    has this path until all ranks have written their parts.
     """
     return f"{path}.{save_id}{UNFINISHED}"
 
@@ -331,7 +333,7 @@ def finish(store: CheckpointIO, begun: str, path: str) -> None:
 
 
 def missing(store: CheckpointIO, entries: Sequence[Entry], path: str) -> str:
-    """Return the first rank file of the checkpoint ``path`` that does not exist; "" if all do."""
+    """Return the first rank file of the checkpoint ``path`` that does not exist; "" if all exist."""
     return next((file for each in entries if not store.exists(file := place_of(each["name"], path))), "")
 
 
@@ -376,7 +378,7 @@ def checked(listed: Entry, path: str | Path) -> str:
         return file
     if not os.path.exists(file):
         raise CheckpointError(f"{file} is missing")
-    if "crc32" in listed:  # not if a remote store has written the file
+    if "crc32" in listed:  # absent if a remote store has written the file
         size, checksum = files.measured(file)
         if size != entry(listed, "size", count):
             raise CheckpointError(f"{file} has {size} bytes, and {listed['size']} were written")

@@ -74,7 +74,8 @@ class Ranks(Shared, ABC):
         return (self._groups or self._make_groups())[2]
 
     def make_world(self) -> Group:
-        """Return the group of all ranks; override it if the processes do not communicate through torch.distributed.
+        """Return the group of all ranks. Override this method if the processes do not communicate through
+        torch.distributed.
 
         Raises:
             ConfigurationError: there are several processes, and the strategy defines no group for them.

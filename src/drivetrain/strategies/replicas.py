@@ -159,7 +159,7 @@ def _end_of(module: nn.Module, name: str) -> Callable[[Any], Any] | None:
         return None
     try:
         inspect.signature(end).bind(None)
-    except TypeError:  # a user's method of the same name for another purpose
+    except TypeError:  # the user's method has this name, but another purpose
         return None
     return end
 

@@ -1,7 +1,7 @@
 """Save a checkpoint as a folder into which each rank writes its shards: see checkpoints/sharded.py.
 
-While training waits, each rank writes its own tensors, and exchanges what it has written with the others. In the
-background, a thread writes copies of them, and exchanges messages through the job's store.
+While training waits, each rank writes its own tensors, and tells the other ranks what it has written. In the
+background, a thread writes copies of the tensors, and exchanges messages through the job's store.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ with on_first_use:
 
 
 def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
-    """Write ``checkpoint``, whose tensors may be DTensors, to the folder ``path``; every rank must call it.
+    """Write ``checkpoint``, whose tensors may be DTensors, to the folder ``path``. Every rank must call this function.
 
     Raises:
         CheckpointError: a rank could not write; raised on every rank, and the previous checkpoint is unchanged.
@@ -79,7 +79,8 @@ class _Own:
     """What one rank writes in a save.
 
     Attributes:
-        strategy, folder, save_id: whose save, where, and its eight digits.
+        strategy, folder, save_id: the strategy that saves, the folder of the checkpoint, and the eight digits of this
+            save.
         tree: the plain data of the checkpoint.
         listed: on rank 0, the entries of all tensors.
         parts: the tensors that this rank writes.
@@ -95,11 +96,12 @@ class _Own:
     write: sharded.Write = sharded.write_records
 
     def save(self, joint: joint_save.JointSave, later: Mapping[str, background.Later] = MappingProxyType({})) -> None:
-        """Write this rank's part, and on rank 0 the rest, when the others have written theirs.
+        """Write this rank's part. On rank 0, write the rest of the checkpoint when the other ranks have written their
+        parts.
 
         Args:
             joint: the messages of this save.
-            later: further entries of ``tree``, which are known when the others have written.
+            later: further entries of ``tree``, which are known when the other ranks have written.
         """
         written, failure = part_lists.Written(), None
         try:
@@ -121,7 +123,7 @@ class _Own:
             raise
 
     def write_part(self) -> part_lists.Written:
-        """Write this rank's tensors; return their descriptions, and the entries of the others."""
+        """Write this rank's tensors; return their descriptions, and on rank 0 the entries of all other tensors."""
         written, name = part_lists.Written(), f"{self.save_id}.rank{self.strategy.global_rank}"
         if self.parts:
             written = sharded.write_tensors(self.folder, f"{name}.bin", self.parts, self.write)
@@ -139,7 +141,7 @@ def _planned(strategy: Strategy, checkpoint: Mapping[str, Any], folder: sharded.
 
 
 def _write_by(store: AsyncCheckpointIO, file: Path | str, records: Sequence[tuple[str, Any]]) -> Mapping[str, Any]:
-    """Write ``file`` in the process of ``store``, or in this one: see ``sharded.Write``."""
+    """Write ``file`` in the process of ``store``, or in this process: see ``sharded.Write``."""
     if isinstance(file, Path):
         held = [(name, each.untyped_storage() if isinstance(each, Tensor) else each) for name, each in records]
         if (receipt := store.write_records(file, held, zipped=False)) is not None:
@@ -222,7 +224,7 @@ def _prepared(path: str | Path) -> tuple[str | None, str | None]:
     try:
         sharded.prepare(sharded.place(path), new=refused is not None)
     except FileExistsError:
-        assert refused is not None  # without this list, an existing folder is replaced
+        assert refused is not None  # if ``refused`` is None, an existing folder is replaced
         refused.append(str(path))
         return None, None
     except OSError as error:
@@ -262,8 +264,8 @@ class TensorNames:
 
 
 def parts_of_rank(names: TensorNames, is_first: bool) -> list[sharded.Part]:
-    """Return the tensors that this rank writes: its shards, except those of which another rank writes a copy, and on
-    rank 0 the plain tensors.
+    """Return the tensors that this rank writes: its shards, without those of which another rank writes a copy; on rank
+    0, also the plain tensors.
     """
     parts: list[sharded.Part] = []
     rank = dist.get_rank() if dist.is_initialized() else 0

@@ -20,7 +20,8 @@ from drivetrain.strategies.sharded_state import is_dtensor, local_shard
 
 
 def total_norm(gradients: Sequence[Tensor], norm_type: float = 2.0) -> Tensor:
-    """Return the norm of all gradients together as a plain tensor, equal on every rank; every rank must call it.
+    """Return the norm of all gradients together as a plain tensor, equal on every rank. Every rank must call this
+    function.
 
     Args:
         gradients: DTensors of any meshes, and plain tensors, which are complete on every rank.

@@ -20,11 +20,11 @@ like those of a strategy that shards nothing, so that either strategy can resume
             load_whole_optimizer_states(optimizers, states)
 
 [Note: torch's own functions]
-``torch.distributed.checkpoint.state_dict`` also has functions for this, but they cannot be used for exact checkpoints.
-``get_optimizer_state_dict`` steps an optimizer that has no state yet, so that Adam counts a step that never happened;
-it drops the state of currently frozen parameters (pytorch#192202), and it cannot read LBFGS. ``set_model_state_dict``
-accepts a state with missing names even if ``strict``. ``strategies/optimizer_states.py`` uses the same names for an
-optimizer's state as these functions of torch.
+``torch.distributed.checkpoint.state_dict`` also has functions for these conversions, but its functions cannot be used
+for exact checkpoints. ``get_optimizer_state_dict`` steps an optimizer that has no state yet, so that Adam counts a step
+that never happened; it drops the state of currently frozen parameters (pytorch#192202), and it cannot read LBFGS.
+``set_model_state_dict`` accepts a state with missing names even if ``strict``. ``strategies/optimizer_states.py`` uses
+the same names for an optimizer's state as these functions of torch.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def refuse_dtensors(
 
     Args:
         state: the state dict of ``module``, or of ``optimizer``.
-        method: the method that returned ``state``, such as "DDPStrategy.optimizer_state", for the message, which says
-            that a strategy for sharded models must override it.
+        method: the method that returned ``state``, such as "DDPStrategy.optimizer_state", for the message. The message
+            says that a strategy for sharded models must override this method.
         module: the strategy's module; the message uses its parameter names.
-        optimizer: the optimizer of the state; ``None``: it is the module's state.
+        optimizer: the optimizer of the state; ``None``: ``state`` is the module's.
 
     Raises:
         CheckpointError: ``state`` contains a DTensor; the message names the parameter.
@@ -193,7 +193,7 @@ _class_name = attrgetter("__class__.__name__")
 
 
 def _gathered(leaf: Any) -> Any:
-    """Return a DTensor as a complete tensor, and anything else unchanged; every rank must call it."""
+    """Return a DTensor as a complete tensor, and anything else unchanged. Every rank must call this function."""
     if not is_dtensor(leaf):
         return leaf
     device = leaf.device_mesh.device_type  # the shard may be in host memory, which the mesh cannot exchange

@@ -36,6 +36,6 @@ class SingleDeviceStrategy(Strategy):
     def root_device(self) -> torch.device:
         if devices := self.parallel_devices or self.own_parts.devices:
             return devices[0]
-        if self.accelerator is None:  # no Trainer or Engine has set one
+        if self.accelerator is None:  # neither a Trainer nor an Engine has set an accelerator
             return torch.get_default_device()
         return self.accelerator.get_parallel_devices([0])[0]

@@ -29,11 +29,11 @@ class State(Shared):
     """
 
     _convert: Any
-    _rank_files_written: dict[str, str]  # the last file of this rank beside each checkpoint path: see rank_files.py
+    _rank_files_written: dict[str, str]  # checkpoint path: the file that this rank last wrote beside it (rank_files.py)
 
     def module_state(self, module: nn.Module) -> dict[str, Any]:
-        """Return the state of ``module``, with the names that it has without ``torch.compile``; every rank must call
-        it.
+        """Return the state of ``module``, with the same names as without ``torch.compile``. Every rank must call this
+        method.
 
         Rank 0's result is written; the result of the other ranks may be empty.
 
@@ -87,7 +87,7 @@ class State(Shared):
         return alone.alone(strategy, alone.whole_here(strategy))
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
-        """Write ``checkpoint`` on global rank 0; every rank must call it with its own checkpoint.
+        """Write ``checkpoint`` on global rank 0. Every rank must call this method with its own checkpoint.
 
         Raises:
             CheckpointError: the checkpoint holds DTensors, and this strategy does not override the method.
@@ -115,7 +115,7 @@ class State(Shared):
         return False
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the state of an optimizer for a checkpoint; every rank must call it.
+        """Return the state of an optimizer for a checkpoint. Every rank must call this method.
 
         Raises:
             CheckpointError: the state holds DTensors, and this strategy does not override the method.
@@ -125,12 +125,12 @@ class State(Shared):
         return state
 
     def whole_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Return ``optimizer`` in a form that a process outside the job can use; every rank must call it."""
+        """Return ``optimizer`` in a form that a process outside the job can use. Every rank must call this method."""
         return optimizer
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Delete the checkpoint, on global rank 0, and the files that ranks have written beside it; every rank may call
-        it.
+        """On global rank 0, delete the checkpoint and the files beside it that ranks have written. On another rank,
+        delete only the file beside the checkpoint that this rank has written.
         """
         if self.global_rank == 0:
             self.checkpoint_io.remove_checkpoint(filepath)

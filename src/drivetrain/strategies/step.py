@@ -99,8 +99,8 @@ class Step(Shared):
         return nullcontext()
 
     def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Context in which backward passes accumulate gradients on this process; a later pass outside it exchanges
-        them.
+        """Context in which backward passes accumulate gradients on this process; a later pass outside the context
+        exchanges these gradients.
 
         Do not override this method in a strategy that exchanges gradients in every backward pass.
         """
@@ -108,10 +108,10 @@ class Step(Shared):
         return nullcontext()
 
     def open_gradients(self) -> dict[str, Tensor]:
-        """Return this rank's gradients of an incomplete window by parameter name, without copying them.
+        """Return this rank's gradients so far for the next optimizer step, by parameter name, without copying them.
 
-        Checkpoints and :meth:`rescale_gradients` use this method. Override it if :meth:`accumulating` keeps gradients
-        elsewhere than in ``parameter.grad``.
+        Checkpoints and :meth:`rescale_gradients` use this method. Override this method if :meth:`accumulating` keeps
+        gradients elsewhere than in ``parameter.grad``.
         """
         named = ((name, parameter.grad) for name, parameter in self.lightning_module.named_parameters())
         return {name: sharded.local_shard(gradient) for name, gradient in named if gradient is not None}
@@ -135,7 +135,7 @@ class Step(Shared):
     def rescale_gradients(self, optimizer: Optimizer | Sequence[Optimizer] | None, factor: float | Tensor) -> None:
         """Multiply the current gradients by ``factor``.
 
-        Called if losses have weights, or if a window holds fewer batches than expected. Override this method if
+        Called if losses have weights, or if an optimizer step gets fewer batches than expected. Override this method if
         :meth:`open_gradients` cannot return the strategy's gradients for in-place multiplication.
 
         Args:

@@ -18,9 +18,9 @@ from drivetrain.precision.precision import Precision
 OwnStep = Callable[[Any, int, int, bool, int], "tuple[Any, int]"]
 """``step(batch, batch_idx, index_in_window, last, size)`` of a strategy that implements the complete step itself.
 
-``index_in_window`` counts the window's batches from 0, ``last`` is true for the window's last batch, and ``size`` is
-the expected number of batches of the window. The step returns the output of ``training_step``, for the hooks at the end
-of the batch, and the number of optimizer steps.
+A window is the batches of one optimizer step. ``index_in_window`` counts these batches from 0, ``last`` is true for the
+last one, and ``size`` is their expected number. The step returns the output of ``training_step``, for the hooks at the
+end of the batch, and the number of optimizer steps.
 """
 
 
@@ -28,7 +28,7 @@ of the batch, and the number of optimizer steps.
 class StepParts:
     """The operations of a training step, for a strategy that composes the step itself.
 
-    With one batch per window, the Trainer does this::
+    With one batch per optimizer step, the Trainer does this::
 
         parts.begin(size=1)
         output = parts.training_step(batch, batch_idx)
@@ -43,15 +43,16 @@ class StepParts:
     Attributes:
         training_step: ``(batch, batch_idx)``: calls the module's ``training_step`` in the run's precision, through the
             wrapper around the module if there is one. The batch may be a part of a loader's batch.
-        begin: ``(size, optimizer)``: starts a window of ``size`` backward passes; clears the optimizer's gradients.
+        begin: ``(size, optimizer)``: starts the ``size`` backward passes for one optimizer step; clears the optimizer's
+            gradients.
         loss_of: ``(output, index, last)``: returns the loss in the output of ``training_step``, divided or weighted by
-            its share of the window; ``None`` if the output has no loss. ``index`` counts the window's backward passes
-            from 0.
+            its share in the optimizer step; ``None`` if the output has no loss. ``index`` counts the backward passes
+            for this optimizer step from 0.
         backward: ``(loss)``: computes gradients, which are scaled if the precision scales losses.
-        accumulating: a context around ``training_step`` and ``backward`` that keeps gradients on this rank; the
-            window's last pass exchanges them. Outside this context every pass exchanges gradients. See
+        accumulating: a context around ``training_step`` and ``backward`` that keeps gradients on this rank; the last
+            pass for the optimizer step exchanges them. Outside this context every pass exchanges gradients. See
             :meth:`Step.accumulating`.
-        before_step: ``(optimizer)``: unscales and weights the gradients of the window, calls the hooks, and clips the
+        before_step: ``(optimizer)``: unscales and weights the accumulated gradients, calls the hooks, and clips the
             gradients.
         optimizer_step: ``(optimizer)``: steps the optimizer, by the strategy's ``optimizer_step`` if it is overridden;
             returns whether the optimizer stepped, because a precision may skip a step.
@@ -106,12 +107,12 @@ class Driver:
     window_factor: Callable[[], float | Tensor | None] | None = None
 
     def remaining_factor(self) -> float | Tensor:
-        """Return the factor by which the loop multiplies the gradients between a window's last backward pass and
-        clipping.
+        """Return the factor by which the loop multiplies the gradients between the last backward pass for an optimizer
+        step and clipping.
 
-        The factor is 1 if every loss was divided by the final number of batches. It differs from 1 if the end of an
-        epoch shortens the window, or if losses have weights. The factor is equal on all ranks. It does not include the
-        loss scale of a precision.
+        The factor is 1 if every loss was divided by the final number of batches. The factor differs from 1 if the
+        optimizer step gets fewer batches at the end of an epoch, or if losses have weights. The factor is equal on all
+        ranks, and does not include the loss scale of a precision.
         """
         factor = None if self.window_factor is None else self.window_factor()
         return 1.0 if factor is None else factor

@@ -27,7 +27,7 @@ from drivetrain.strategies.step_parts import Driver
 
 @dataclass
 class OwnParts:
-    """The parts that were passed to a strategy's constructor; the Trainer or the Engine chooses the others.
+    """The parts that were passed to a strategy's constructor; the Trainer or the Engine chooses the other parts.
 
     Attributes:
         accelerator, precision, environment, devices: as passed; ``None``, or no devices, if they were not passed.
@@ -87,7 +87,7 @@ class Strategy(Ranks, Model, Familiar):
         self._checks = Checks()
 
     def __getstate__(self) -> dict[str, Any]:
-        # not sent to another process, because each run creates its own
+        # these are not sent to another process, because each run creates its own
         own = {"optimizers": [], "lr_scheduler_configs": [], "driver": Driver(), "_groups": None}
         return {**self.__dict__, **own}
 

@@ -1,9 +1,9 @@
-"""While a rank waits for other ranks, it regularly reads in the job's store whether they can still join.
+"""While a rank waits for other ranks, it regularly reads in the job's store whether the other ranks can still join.
 
-A failing rank announces its failure in the store. A rank that waits for the failed rank in an exchange or a vote reads
+A failing rank announces its failure in the store. A rank that waits for the failed rank in an exchange or a save reads
 the announcement and raises an error, even if the failed rank's process still runs. A rank that waits in an exchange of
-a fit also asks the other ranks for their positions, because a rank that has begun a later batch has skipped the
-exchange. A thread of each rank answers such questions (loops/stop.py).
+a fit also asks the other ranks how many batches they have begun, because a rank that has begun a later batch has
+skipped the exchange. A thread of each rank answers such questions (loops/stop.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch.distributed as dist
 from drivetrain.base import torch_private
 from drivetrain.errors import DrivetrainError, PeerError, text_of
 
-_FAILED = "drivetrain/failed"  # a key in the store, with the number of failed ranks; keys below it have their texts
-_ASKED = "drivetrain/where"  # a key with the number of questions for positions; keys below it have the answers
+_FAILED = "drivetrain/failed"  # the key of the number of failed ranks; keys that begin with it have the announcements
+_ASKED = "drivetrain/where"  # the key of the number of questions; keys that begin with it have the answers
 _RUNS = "drivetrain/runs of rank"
 _FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 16.0  # the pauses between two checks grow, because the wait may be long
 
@@ -40,7 +40,8 @@ class _Here:
     Attributes:
         run: the number of distributed runs that this process has begun in this job, so that failures of earlier runs
             can be ignored; 0 before the processes are connected.
-        place: returns the number of batches begun, and a description of the fit's position; ``None`` outside a fit.
+        place: returns the number of batches that the fit has begun, and a text that says where the fit is; ``None``
+            outside a fit.
         told: the store in which this process has announced its failure, and the key of the announcement.
         leaves: the time at which this process, after an exception, stops waiting for other ranks.
     """
@@ -71,8 +72,8 @@ def number_run() -> int:
 
 
 def announce(store: Any, text: str) -> None:
-    """Announce in ``store`` that this rank has failed in this run; ``text`` names the rank, its phase and its
-    exception.
+    """Announce in ``store`` that this rank has failed in this run; ``text`` names the rank, what the rank was doing,
+    and its exception.
     """
     _Here.told = store, f"{_FAILED}/{store.add(_FAILED, 1)}"
     store.set(_Here.told[1], f"{_Here.run}\n{dist.get_rank()}\n{text}")
@@ -94,10 +95,10 @@ def wait_for_keys(store: Any, keys: Sequence[str], ranks: Sequence[int]) -> str:
     Args:
         store: a connection that only this thread uses.
         keys: the keys.
-        ranks: the other ranks that set them.
+        ranks: the other ranks that set the keys.
 
     Returns:
-        The reason why a key will not be set; "" if all are set.
+        The reason why a key will not be set; "" if all keys are set.
     """
     look_s = _FIRST_LOOK_S
     try:
@@ -205,12 +206,12 @@ def _abandon(work: Any, group: Any) -> None:
 
 
 def show_place(place: Callable[[], tuple[int, str]] | None) -> None:
-    """Publish this rank's position in a fit: ``place`` returns the number of batches begun, and a description."""
+    """Let other ranks ask how far this rank is: ``place`` returns the number of batches begun, and a description."""
     _Here.place = place
 
 
 class Answers:
-    """Tells other ranks the position of this rank if they ask for it, in a thread of the fit.
+    """Tells other ranks how many batches this rank has begun, if they ask; runs in a thread of the fit.
 
     Args:
         store: a connection that only this thread uses.
@@ -240,8 +241,8 @@ def _check_places(store: Any, question: int, others: Sequence[int], what: str) -
     batches, words = _Here.place()
     ranks = sorted([*others, dist.get_rank()])
     at = ranks.index(dist.get_rank())
-    # Each rank compares itself only with its neighbours: if some ranks wait and others have continued, two neighbours
-    # differ.
+    # Each rank compares itself only with its neighbours: if some ranks wait and other ranks have continued, two
+    # neighbours differ.
     for rank in {ranks[at - 1], ranks[(at + 1) % len(ranks)]} - {ranks[at]}:
         key = f"{_ASKED}/{rank}"
         if not store.check([key]):

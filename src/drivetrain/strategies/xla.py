@@ -33,7 +33,7 @@ from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
 class XLAGroup(Group):
-    """All replicas of a job that ``xmp.spawn`` has started; a single replica is also a group.
+    """All replicas of a job that ``xmp.spawn`` has started; a job may have a single replica.
 
     Tensors are exchanged on the device, as recorded operations; objects are exchanged as pickled bytes, for which the
     host waits for the device. A replica unpickles only objects that another replica of the same job has pickled.
@@ -125,7 +125,7 @@ class _Gather(torch.autograd.Function):
 @StrategyRegistry.register("xla")
 @StrategyRegistry.register("xla_debug", debug=True)
 class XLAStrategy(XLAExecution, DDPStrategy):
-    """One replica per XLA device, each in a process that torch_xla starts; gradients are averaged after each window.
+    """One replica per XLA device, each in a process that torch_xla starts; gradients are averaged per optimizer step.
 
     The strategy does not use ``torch.distributed``. With one device, this process is the only replica, and results of
     collectives have the same form as with several replicas: :meth:`all_gather` adds a dimension. Before the replicas
@@ -217,7 +217,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
     def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if self._device is None:
-            self._groups = None  # not stored, because the replicas may run at the next call
+            self._groups = None  # the groups are not stored, because the replicas may run at the next call
         return made
 
     # ---- between ranks -------------------------------------------------------------------------------------------
