@@ -93,9 +93,9 @@ def context_of(module: nn.Module) -> Any:
 def compiled_method(module: nn.Module, name: str) -> Callable[..., Any]:
     """Return the method ``name``; if this file has compiled ``module`` in place, the method is compiled, too.
 
-    With ``fullgraph=True``, only calls of the module are compiled, not its steps, because a step that logs is never one
-    graph. A training step that calls optimizers itself is not compiled, because torch.compile would bypass drivetrain's
-    wrapper around the optimizer, which scales gradients, counts steps and calls hooks.
+    With ``fullgraph=True``, only calls of the module are compiled, not the module's steps, because a step that logs is
+    never one graph. A training step that calls optimizers itself is not compiled, because torch.compile would bypass
+    drivetrain's wrapper around the optimizer, which scales gradients, counts steps and calls hooks.
     """
     method: Callable[..., Any] = getattr(module, name)
     context = context_of(module)
@@ -149,8 +149,7 @@ def plain_names(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def own_names(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``state`` with the prefixes of those wrappers that are around submodules of ``module``, and without any
-    other.
+    """Return ``state`` with names that have a wrapper's prefix exactly where a submodule of ``module`` has a wrapper.
     """
     wrapped = [
         f"{name}." for name, _ in module.named_modules(remove_duplicate=False) if f".{name}.".endswith(f".{_WRAPPER}")
@@ -176,7 +175,7 @@ def _names_wrappers(state: Mapping[str, Any]) -> bool:
 def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
     renamed: Any = type(state)() if isinstance(state, dict) else {}
     renamed.update((rename(name), value) for name, value in state.items())
-    metadata = getattr(state, "_metadata", None)  # by module's name: the version of the module
+    metadata = getattr(state, "_metadata", None)  # by the name of a module: the module's version
     if metadata is not None:
         renamed._metadata = {rename(f"{name}.")[:-1]: value for name, value in metadata.items()}
     return renamed

@@ -160,8 +160,8 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
         path: a file in an existing folder, or an address. A symbolic link there is replaced, not followed.
         durable: whether to write the file and its directory entry to the disk before the block ends. Uploads are always
             durable.
-        new: whether to raise an error instead of replacing a file. File systems without hard links cannot guarantee
-            this.
+        new: whether to raise an error instead of replacing a file. File systems without hard links cannot guarantee the
+            error.
 
     Raises:
         FileExistsError: ``new`` is true, and the file exists.
@@ -312,11 +312,11 @@ def locked(
 ) -> Callable[[], None]:
     """Lock a local folder, if its file system can, and return a function that unlocks it.
 
-    The lock ends with the process, so a killed run leaves none. A process that has stopped does not block others for
-    ever.
+    The lock ends with the process, so a killed run leaves no lock. If a process that has the lock is stopped, other
+    processes continue after ``patience_s``.
 
     Args:
-        folder: an existing folder; if it cannot be used, nothing is locked.
+        folder: an existing folder; if this process cannot open the folder, nothing is locked.
         patience_s: after so many seconds, this process continues without the lock.
         waits: called if another process has the lock.
     """
@@ -435,7 +435,7 @@ class _Stream(io.RawIOBase):
         self._size += written or 0
         if self._is_early and self._size - self._sent >= _EARLY:
             self._sent = self._size
-            with contextlib.suppress(OSError):  # the call is only advice to the system
+            with contextlib.suppress(OSError):  # advice that the system may refuse
                 os.posix_fadvise(self.fileno(), 0, self._size, os.POSIX_FADV_DONTNEED)
         return written
 

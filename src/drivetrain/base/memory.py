@@ -48,7 +48,9 @@ def bytes_of(tensors: Iterable[Tensor], device: torch.device) -> int:
 
 
 def content_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor in host memory; the caller keeps the tensor alive while it uses them."""
+    """Return the bytes of a contiguous tensor in host memory; the caller keeps the tensor alive while it uses the
+    bytes.
+    """
     if not tensor.numel():
         return memoryview(b"")
     return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")

@@ -50,16 +50,16 @@ def _rows() -> dict[str, tuple[str, str]]:
 
 _PATHS = _rows()
 _ORDINARY: dict[str, Any] = {
-    "AnyPass": (),  # no class: torch's iterators are treated as any others, and end their workers when they are freed
+    "AnyPass": (),  # no class: torch's iterators are then treated as any iterator, whose workers end when it is freed
     "PassOfWorkers": (),
-    "BatchNorm": nn.BatchNorm1d.__base__,  # the same class, even if torch has renamed it
+    "BatchNorm": nn.BatchNorm1d.__base__,  # torch's class, under whatever name
     "Fetcher": object,  # torch iterates the loader itself
     "PassOfThisProcess": object,
-    "can_move_in_place": lambda *_: False,  # so the model is moved before it is sharded
+    "can_move_in_place": lambda *_: False,  # False: the model is moved before it is sharded
     "collate_functions": {None: ""},  # no functions: samples are fetched one by one
-    "cpp_compiler": lambda: None,  # none; torch's own error then says so
-    "foreign_device_type": lambda: "privateuseone",  # torch's name if no backend has renamed it
-    "is_view": lambda _: True,  # treated as a view, so the value is copied
+    "cpp_compiler": lambda: None,  # no check: torch then raises its own error
+    "foreign_device_type": lambda: "privateuseone",  # torch's name for a backend that has chosen none
+    "is_view": lambda _: True,  # True: each value counts as a view, and is copied
     "list_backends": lambda _: ["inductor", "eager", "aot_eager"],
     "list_modes": lambda: ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
     "newest_node": None,  # unknown: operations of a backward pass are shown without a line
@@ -185,24 +185,24 @@ own_parameters = attrgetter("_parameters")  # of a module, by name; a parameter 
 own_buffers = attrgetter("_buffers")
 own_modules = attrgetter("_modules")
 non_persistent_buffers = attrgetter("_non_persistent_buffers_set")  # of a module: names that its state dict lacks
-hooks_before_loading = attrgetter("_load_state_dict_pre_hooks")  # of a module: they may rename entries of a state dict
-compiled_call = attrgetter("_compiled_call_impl")  # of a module; None: it was not compiled in place
+hooks_before_loading = attrgetter("_load_state_dict_pre_hooks")  # of a module: hooks that may rename loaded entries
+compiled_call = attrgetter("_compiled_call_impl")  # of a module; None: the module was not compiled in place
 uncompiled_call = attrgetter("_call_impl")  # of a module: the call with its hooks, never compiled
 PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
 STORES = (PARAMETERS, BUFFERS, "_non_persistent_buffers_set", MODULES)
 """The attributes for parameters, buffers and submodules, which ``nn.Module.__init__`` sets."""
 COMPILED_CALL = "_compiled_call_impl"
-"""The attribute of a module that was compiled in place with the function that its calls run."""
+"""In a module that was compiled in place: the attribute with the function that calls of the module run."""
 WRAPPED = "_orig_mod"
-"""The attribute of a result of ``torch.compile`` for the original module, and the beginning of its parameters'
-names.
+"""In a result of ``torch.compile``: the attribute with the original module. The names of the result's parameters begin
+with this word.
 """
 APPLY = "_apply"
 """The method through which a module replaces its tensors, as in ``to`` and ``half``."""
 
 
 def apply(module: nn.Module, change: Callable[..., Any], recurse: bool = True) -> None:
-    """Replace each tensor of a module by ``change`` of it, in the way in which ``nn.Module.half`` does."""
+    """Replace each tensor of a module by the result of ``change`` for this tensor, as ``nn.Module.half`` does."""
     getattr(module, APPLY)(change, recurse)
 
 
@@ -289,7 +289,7 @@ def leave_uncompiled(function: Any) -> None:
 BEFORE_STEP, AFTER_STEP = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 """The attributes of an optimizer with the hooks that run before and after its step."""
 STEPPED = "_opt_called"
-"""The attribute of an optimizer that is true after a step; a scheduler warns if it is false."""
+"""The attribute of an optimizer that is true after a step; while it is false, a scheduler warns."""
 LAST_RATES, SCHEDULERS = "_last_lr", "_schedulers"
 """Attributes of schedulers that are in their state dicts: the present learning rates, and the inner schedulers."""
 WATCHED = "_wrapped_by_lr_sched"
@@ -332,12 +332,14 @@ ITERATOR, GET_ITERATOR = "_iterator", "_get_iterator"
 """Members of a DataLoader: the iterator that it keeps with persistent workers, and the method that creates an
 iterator.
 """
-kept_iterator = _read(ITERATOR, None)  # None without persistent workers, and for loaders of other classes
-NUMBER_OF_DRAWS = "_num_samples"  # of a RandomSampler; None: the number of samples in its data source
+kept_iterator = _read(ITERATOR, None)  # of a DataLoader; None without persistent workers, and for other loaders
+NUMBER_OF_DRAWS = "_num_samples"  # of a RandomSampler; None: as many as its data source has samples
 
 
 def keep_iterator(loader: Any, iterator: Any) -> None:
-    """Set the iterator that the next pass of a DataLoader uses. If this drops another iterator, its workers end."""
+    """Set the iterator that the next pass of a DataLoader uses. If the DataLoader kept another iterator, the workers of
+    that iterator end.
+    """
     loader._iterator = iterator
 
 
@@ -401,7 +403,7 @@ def start_ddp_alone() -> None:
 
 # ---- FSDP2 -----------------------------------------------------------------------------------------------------------
 
-TRAINING_STATE = "_training_state"  # of an FSDP group of parameters: the part of a step in which the group is
+TRAINING_STATE = "_training_state"  # of an FSDP group of parameters: forward pass, backward pass or neither
 place_of = attrgetter("_module_info")  # of a sharded parameter: its module, and its name in this module
 shape_of = attrgetter("_orig_size")  # of a sharded parameter: its shape when it is gathered
 gathered_of = _read("_unsharded_param", None)  # of a sharded parameter: the gathered one; None if it was never gathered
@@ -492,8 +494,8 @@ _unpickler: Any = Later("torch._weights_only_unpickler")
 
 
 def allowed_in_pickles() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return, by name, what ``torch.load(weights_only=True)`` accepts: first all of it, then what the program has
-    added.
+    """Return, by name, what ``torch.load(weights_only=True)`` accepts, in two dictionaries: all accepted objects, and
+    those that the program has added.
     """
     users: dict[str, Any] = _unpickler._get_user_allowed_globals()
     return {**_unpickler._get_allowed_globals(), **users}, users

@@ -105,7 +105,8 @@ def _move_leaf(leaf: Any, device: torch.device, non_blocking: bool) -> Any:
 def was_there(batch: Any, moved: Any) -> bool:
     """Return whether ``batch`` was already on the device before ``moved = move(batch, device)``.
 
-    If both are the same object, it may have moved itself in place; so this is true only for lists, tuples and tensors.
+    If ``moved`` is ``batch`` itself, the batch may have moved itself in place. Lists, tuples and tensors never do this,
+    so the result is true only for them.
     """
     kind = type(batch)
     return moved is batch and (kind is list or kind is tuple or isinstance(batch, Tensor))
@@ -140,7 +141,7 @@ def first_dtensor(tree: Any) -> str | None:
 
 
 def move_to_host(tree: Any) -> Any:
-    """Return ``tree`` with every tensor in host memory, detached; this waits for the device."""
+    """Return ``tree`` with every tensor in host memory, detached; the call waits for the device."""
     return map_leaves(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, tree)
 
 

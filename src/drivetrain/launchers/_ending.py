@@ -27,7 +27,7 @@ class Ended:
 
     @property
     def asked(self) -> bool:
-        """Whether a signal has asked it to end."""
+        """Whether a signal has asked the process to end."""
         return self.failure.interrupted or was_asked_to_end(self.exit_code)
 
     def error(self, rank: int, name: str, places: Sequence[str] = ()) -> BaseException:
@@ -36,7 +36,7 @@ class Ended:
         Args:
             rank: the global rank of the process.
             name: its name in the message.
-            places: lines above the message: the positions of the ranks.
+            places: lines above the message, which say in which phase and step each rank was.
         """
         if self.asked:
             interrupted = self.failure.interrupted or self.exit_code in (128 + signal.SIGINT, -signal.SIGINT)
@@ -53,7 +53,7 @@ class Ending:
     """When the launching process kills the ranks that still run.
 
     Args:
-        board: the board of this machine's ranks; ``None``: there is no board.
+        board: shows the progress of this machine's ranks; ``None``: their progress is unknown.
         stop_timeout_s: seconds for the ranks to save.
         echo_s: seconds to wait after the first failure. The rank with this failure may only have lost its connection to
             another rank, which failed first but reports later.
@@ -80,13 +80,13 @@ class Ending:
         After each wait, the caller updates ``running`` and ``failed``.
 
         Args:
-            running: the ranks that still run; those of this machine by their local ranks.
-            failed: how ranks have failed.
+            running: the ranks that still run; a rank of this machine is listed by its local rank.
+            failed: by rank, how the rank has failed.
             sent: the signals that this process got.
             send: sends a signal to all ranks.
 
         Raises:
-            LaunchError: the ranks wait for each other.
+            LaunchError: the ranks wait for each other, so none of them can continue.
         """
         watch = None if self.board is None else Watch(self.board)
         ranks = () if self.board is None else self.board.ranks

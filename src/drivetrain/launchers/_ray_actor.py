@@ -140,7 +140,7 @@ class _Portable(cloudpickle.Pickler):  # type: ignore[misc]  # Ray is not instal
 
 
 def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -> None:
-    """Give this process the state that a process has which the launching process starts on its own machine."""
+    """Give this process the launching process's state, as if that process had started it on its own machine."""
     state = origin.state
     # on another machine, a variable that is set there keeps its value
     if ray.get_runtime_context().get_node_id() != origin.node:

@@ -28,7 +28,7 @@ rank starts do not inherit it."""
 
 PHASE, BATCHES, STEP, STORING, SHOWN, SAVING, SAVES, STALL, PID, NAMESPACE, ENGINE = range(11)
 """Indices of a rank's integers: the phase; batches begun; optimizer steps; running saves for which the rank waits;
-whether a run has begun; whether the rank now saves because of a failure; whether it would save after a failure;
+whether a run has begun; whether the rank now saves because of a failure; whether the rank would save after a failure;
 milliseconds without progress before a report, or 0 in a run with one process; the process id; the namespace of this id;
 whether the program uses an Engine.
 """
@@ -66,7 +66,7 @@ class Sheet:
             self.words: Any = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
         self.words[PID], self.words[NAMESPACE] = os.getpid(), _namespace()
         if not faulthandler.is_enabled():
-            # open until this process dies: if a signal kills it, it writes its stacks to this file
+            # open until this process dies: if a signal kills this process, faulthandler writes the stacks to this file
             self._stacks = open(folder / f"{local_rank}.stacks", "w")  # noqa: SIM115
             faulthandler.enable(self._stacks)
 
@@ -98,8 +98,8 @@ _own: list[Sheet] = []  # the sheet of this process
 
 
 def join_board(folder: Path, local_rank: int) -> Sheet:
-    """Return a new sheet for this rank of a board that exists already. From now on, :func:`own_sheet` returns this
-    sheet.
+    """Return a new sheet for this rank, on a board that another process has created. From now on, :func:`own_sheet`
+    returns this sheet.
     """
     _own[:] = [Sheet(folder, local_rank)]
     return _own[0]
@@ -112,7 +112,7 @@ def leave_board() -> None:
 
 
 def own_sheet() -> Sheet | None:
-    """Return this rank's sheet of the board; ``None`` if the rank was not started with a board and has joined none."""
+    """Return this rank's sheet of the board; ``None`` if there is no board."""
     folder = os.environ.pop(BOARD, "")
     if folder and "LOCAL_RANK" in os.environ:
         try:
@@ -178,7 +178,7 @@ class Board:
         return any(self.words(each)[word] for each in local_ranks)
 
     def place(self, local_rank: int) -> str:
-        """Return the position of a rank, as text that follows the rank's name."""
+        """Return in which phase and step a rank is, as text that follows the rank's name."""
         words, collective = self.words(local_rank), self._text(f"{local_rank}.collective")
         collective = collective and f", {collective}"
         if not words[SHOWN]:
@@ -187,7 +187,7 @@ class Board:
         return f"{where}, after {words[BATCHES]} batches had begun, in step {words[STEP]}{collective}"
 
     def places(self, but: int | None = None) -> list[str]:
-        """Return a line for each rank with its position, except the local rank ``but``."""
+        """Return a line for each rank except the local rank ``but``: in which phase and step the rank was."""
         return [f"Rank {rank} was {self.place(each)}." for each, rank in enumerate(self.ranks) if each != but]
 
     def left_its_run(self, local_rank: int) -> bool:

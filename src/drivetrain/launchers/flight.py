@@ -76,7 +76,7 @@ def taken() -> bytes:
     """Return the trace of this process, which must have imported torch."""
     dist = sys.modules["torch.distributed"]
     entries: list[Any] = []
-    for record in torch_private.flight_records():  # the record of NCCL, if there is one, repeats entries of the others
+    for record in torch_private.flight_records():  # NCCL's own record, if there is one, repeats entries
         known = {(each["process_group"][0], each["record_id"]) for each in entries}
         own = json.loads(record).get("entries") or ()
         entries += [each for each in own if (each["process_group"][0], each["record_id"]) not in known]

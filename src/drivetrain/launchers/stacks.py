@@ -212,7 +212,7 @@ def ask(board: Board, local_ranks: Sequence[int], answer_s: float = _ANSWER_S) -
     incomplete.
 
     Args:
-        board: the board of the job.
+        board: shows the progress of the job's ranks.
         local_ranks: the ranks to ask.
         answer_s: the seconds that the ranks have to answer.
     """
@@ -236,7 +236,8 @@ def _wait(is_over: Callable[[], bool], seconds: float) -> None:
 
 
 def _signalled(board: Board, pids: Mapping[int, int], answer_s: float) -> dict[int, str]:
-    """Return the stacks that faulthandler writes in these ranks; "" if it could not."""
+    """Return the stacks that faulthandler writes in these ranks; "" for a rank in which faulthandler could not write.
+    """
     found, grew = dict.fromkeys(pids, b""), time.monotonic()
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # the folder may be removed at any time
         written = {each: stack.enter_context(open(board.folder / f"{each}.{_ASKED}", "rb")) for each in pids}
@@ -257,7 +258,7 @@ def _signalled(board: Board, pids: Mapping[int, int], answer_s: float) -> dict[i
 
 
 def note_collectives(board: Board, local_ranks: Sequence[int]) -> None:
-    """Write for the report the collectives in which these ranks wait. Call this before the ranks are ended, or fail."""
+    """Write for the report the collectives in which these ranks wait. Call this before the ranks are killed."""
     for each, answer in zip(local_ranks, ask(board, local_ranks, _SOON_S), strict=True):
         if (waits := flight.waits_in(answer.trace)) is not None:
             board.note_collective(each, f"in {waits}")

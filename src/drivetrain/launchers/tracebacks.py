@@ -36,7 +36,9 @@ def is_library(path: str) -> bool:
 
 
 def cut_tracebacks(tell: Callable[[BaseException], object] | None = None) -> None:
-    """From now on, leave library frames out of the traceback of an uncaught exception; ``tell`` gets it first."""
+    """From now on, leave library frames out of the traceback of an uncaught exception; ``tell`` gets the exception
+    first.
+    """
     if tell is not None:
         _tell[:] = [tell]
     if not _before:
@@ -53,8 +55,8 @@ def cut_completely(error: BaseException) -> None:
 
 
 def traceback_of_user(error: BaseException) -> str:
-    """Return the traceback of ``error`` as text; only the message for an error of drivetrain without a frame of the
-    user.
+    """Return the traceback of ``error`` as text. If ``error`` is drivetrain's and no frame is the user's, return only
+    the message.
     """
     text = traceback.TracebackException.from_exception(error)
     kept = _kept(error, [each.filename for each in text.stack])
