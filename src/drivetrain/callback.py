@@ -198,8 +198,8 @@ class Callback:
         """Called after a prediction batch; ``outputs`` is the result of ``predict_step``."""
 
     def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Called before the gradients of the previous optimizer step are cleared, after the first ``training_step``
-        since then.
+        """Called before the gradients of the previous optimizer step are cleared: after the first ``training_step``
+        that follows this optimizer step.
         """
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
@@ -246,8 +246,8 @@ class KeepsWeights(Callback):
     def load_weights(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any], fitting: bool
     ) -> None:
-        """Load the weights from ``checkpoint``. Afterwards the module loads its "state_dict", which this method may
-        change.
+        """Load the weights from ``checkpoint``. Afterwards the module loads ``checkpoint["state_dict"]``, which this
+        method may change.
         """
 
 
@@ -255,7 +255,7 @@ class Checkpoint(Callback):
     """Base class of callbacks that write checkpoints.
 
     Such a callback runs last. At the end of a batch, a validation or an epoch, its hook runs even after the module's,
-    so that it saves the effect of all other hooks.
+    so that the checkpoint contains the effect of all other hooks.
     """
 
     position = "last"
@@ -271,13 +271,13 @@ class Checkpoint(Callback):
         """Return the files in a folder that the user chose. ``ckpt_path="last"`` may use any of these files, whichever
         program has saved it.
 
-        Of the files of all callbacks, the newest complete one is used.
+        Of the files that all callbacks return, the newest complete file is used.
         """
         return []
 
     def save_folders(self, trainer: Trainer) -> list[str]:
-        """Return the folder into which a fit saves when it is asked to end, followed by the folders of other runs, if
-        there are any. ``ckpt_path="last"`` may use a file in these folders if the same program with the same
-        configuration has saved it.
+        """Return the folder into which a fit saves when a signal or a time limit ends the fit, followed by the folders
+        of other runs, if there are any. ``ckpt_path="last"`` may use a file in these folders if the same program with
+        the same configuration has saved it.
         """
         return []

@@ -213,8 +213,8 @@ def _processes_for(strategy: Entry[Strategy] | Strategy, devices: Sequence[torch
 def _processes(
     environment: ClusterEnvironment, why: str, cls: type[Strategy], count: int, num_nodes: int, start_method: str | None
 ) -> tuple[str, str]:
-    """Return a text about the job's processes, and the reason. It is true in each process, and in the process that
-    starts them.
+    """Return a text about the job's processes, and the reason. The text is true in each process of the job, and in the
+    process that starts them.
     """
     if start_method is not None:
         each = f"{count}, started" if num_nodes == 1 else f"{count} on each of {num_nodes} machines, started"
@@ -301,7 +301,7 @@ def _environment(plugin: ClusterEnvironment | None, own: OwnParts, machine: Mach
             "Give the cluster environment once."
         )
     if (given := carried or plugin) is not None:
-        check_part(type(given))  # before the environment is asked for the job's size
+        check_part(type(given))  # checked before the environment is asked for the job's size
         return given, "it was passed in plugins=" if carried is None else "the strategy carries it"
     environment, evidence = machine.environment or (LocalEnvironment({}), LocalEnvironment.evidence)
     if isinstance(environment, LocalEnvironment) and environment.creates_processes_externally:

@@ -152,8 +152,7 @@ def check_numbers(given: Any, parsed: Any, accelerator: Accelerator) -> None:
 
 
 def check_limit(given: Any, count: int, accelerator: Accelerator, reserved: int | None = None) -> None:
-    """Check that the cluster has reserved ``count`` devices, and that the accelerator has so many if it declares a
-    limit.
+    """Check that the cluster has reserved ``count`` devices, and that an accelerator that declares a limit has so many.
 
     Args:
         given: ``devices`` as the user has written it.
@@ -162,7 +161,7 @@ def check_limit(given: Any, count: int, accelerator: Accelerator, reserved: int 
         reserved: the number that the cluster has reserved on each machine; ``None``: unknown.
 
     Raises:
-        ConfigurationError: there are fewer devices.
+        ConfigurationError: there are fewer devices than ``count``.
     """
     if reserved is not None and count > reserved:
         raise ConfigurationError(

@@ -140,7 +140,7 @@ def as_auto(given: Any, accelerator: Accelerator, numbers_of: Callable[[int], li
     """Return "auto" if ``given`` means all processes that the cluster has started on this machine, and the cluster
     gives them other devices than the first ones; otherwise ``given``.
 
-    -1 and the number of processes mean all. A cluster may give one device to several processes.
+    -1 and the number of these processes mean all of them. A cluster may give one device to several processes.
 
     Args:
         given: ``devices`` as the user has written it.

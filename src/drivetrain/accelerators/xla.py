@@ -18,7 +18,7 @@ _KIB = 1024
 
 
 class XLAAccelerator(Accelerator):
-    """TPUs and other devices of torch_xla. This package is imported on first use.
+    """TPUs and other devices of torch_xla. The package torch_xla is imported on first use.
 
     ``accelerator="auto"`` chooses these devices, except torch_xla's CPU devices for tests, which need
     ``accelerator="xla"``.

@@ -149,8 +149,7 @@ def plain_names(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def own_names(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``state`` with names that have a wrapper's prefix exactly where a submodule of ``module`` has a wrapper.
-    """
+    """Return ``state`` with names that contain a wrapper's prefix exactly where ``module`` contains a wrapper."""
     wrapped = [
         f"{name}." for name, _ in module.named_modules(remove_duplicate=False) if f".{name}.".endswith(f".{_WRAPPER}")
     ]  # outer wrappers come before inner ones

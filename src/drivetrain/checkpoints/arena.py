@@ -70,7 +70,9 @@ class Arena:
         del self._mapped[:-1]
 
     def hurry(self, now: bool) -> None:
-        """Set whether this process waits for the writing process, which works without pauses only then."""
+        """Set whether this process waits for the writing process. While this process waits, the writing process makes
+        no pauses.
+        """
         if self._map is not None:
             self._map[0] = now
 
@@ -139,7 +141,7 @@ class Arena:
         try:
             os.ftruncate(self.descriptor, size)
             grown = mmap.mmap(self.descriptor, size)  # earlier maps live while tensors use them
-        except OSError as error:  # such as a limit on file sizes, which applies to files in memory too
+        except OSError as error:  # for example at a limit on file sizes, which also applies to files in memory
             raise NoRoomError(f"memory for a copy of it, {size} bytes, cannot be had: {error}") from error
         self._forget_views()
         self._end_pin()
@@ -181,14 +183,14 @@ def _pin(device: torch.device, address: int, size: int) -> Callable[[], object] 
         return None
     if (calls := runtime()).cudaHostRegister(address, size, 0) != calls.cudaError.success:
         with contextlib.suppress(RuntimeError):
-            torch.ones((), device=device)  # torch raises the error at the next kernel: here, and not in training
+            torch.ones((), device=device)  # torch raises the error at the next kernel: at this one, not in training
         return None
     return lambda: calls.cudaHostUnregister(address)
 
 
 def _new_memory() -> int:
-    """Return the descriptor of a new file in memory. It is above 2, because in the other process 0 to 2 are the
-    standard streams.
+    """Return the descriptor of a new file in memory. The descriptor is above 2, because in the other process 0 to 2 are
+    the standard streams.
     """
     with contextlib.ExitStack() as stack:
         if hasattr(os, "memfd_create"):

@@ -173,11 +173,12 @@ class CheckpointIO(FileAnswers, ABC):
 
     @abstractmethod
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write ``checkpoint`` to ``path``, or start to write it; when it is written, ``is_durable`` returns True.
+        """Write ``checkpoint`` to ``path``, or start to do so; when the checkpoint is written, ``is_durable`` returns
+        True.
 
-        Until it is written, :meth:`load_checkpoint` and ``written_at`` refer to the previous checkpoint at ``path``.
-        Training changes the tensors of ``checkpoint`` in place, so a store that writes later must copy them before it
-        returns.
+        Until then, :meth:`load_checkpoint` and ``written_at`` refer to the previous checkpoint at ``path``. Training
+        changes the tensors of ``checkpoint`` in place, so a store that writes later must copy these tensors before this
+        method returns.
 
         Raises:
             CheckpointError: the checkpoint could not be written; the previous checkpoint at ``path`` is complete.

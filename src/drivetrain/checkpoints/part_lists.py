@@ -46,7 +46,7 @@ class Written:
     """What a rank has written: its files with sizes in bytes and checksums, and its parts of tensors.
 
     Attributes:
-        files, tensors: by file name, its size and checksum; by tensor name, its parts.
+        files, tensors: for each file name, the file's size and checksum; for each tensor name, the tensor's parts.
         lists: by the name of each file that lists parts, the name of the file with these parts.
     """
 

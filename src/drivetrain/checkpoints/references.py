@@ -45,8 +45,8 @@ def find(name: str) -> Any:
 
 
 def find_open(name: str) -> Any:
-    """Return :func:`find` of ``name`` for an object that code may call later; ``None`` also if files may not name its
-    module.
+    """Return :func:`find` of ``name`` for an object that code may call later; ``None`` also if the object's module is
+    one that files may not name.
     """
     found = find(name)
     return found if found is not None and _is_open(name, found) else None

@@ -182,7 +182,7 @@ def commit(folder: Folder, save: str, tree: Any, everyones: Iterable[Written], w
     }  # fmt: skip
     write(_in(folder, MANIFEST), [("", json.dumps(manifest, default=vars).encode())])
     if isinstance(folder, Path):
-        files.sync_directory(folder.parent)  # sync the parent folder too, because the folder itself may be new
+        files.sync_directory(folder.parent)  # sync the parent folder, too, because the checkpoint's folder may be new
     _remove_others(folder, all_files)
 
 
@@ -190,7 +190,7 @@ def discard(folder: Folder, save: str) -> None:
     """Remove the files of a failed save, and the folder if it is then empty. Files that the manifest names stay."""
     with contextlib.suppress(OSError, CheckpointError):
         if is_checkpoint(folder) and str(_manifest(folder).get("state")).startswith(f"{save}."):
-            return  # the manifest was renamed, and only a later operation has failed, such as the sync of the folder
+            return  # the new manifest is in place: only a later operation has failed, such as the sync of the folder
         for name in files.names(folder):
             if name.startswith(f"{save}."):
                 files.remove(_in(folder, name))

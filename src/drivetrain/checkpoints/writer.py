@@ -25,7 +25,7 @@ _START_S = 60.0  # seconds within which the process must answer that it has star
 
 
 class WriterEndedError(Exception):
-    """The writing process has ended or could not start; the message says why. It has changed no complete file."""
+    """The writing process has ended or could not start; the message says why. No complete file was changed."""
 
 
 class Writer:
@@ -55,7 +55,7 @@ class Writer:
             raise WriterEndedError(f"it could not be started: {error}") from error
         finally:
             theirs.close()
-        # also when this object, or the program, ends without close()
+        # ends the process also when this object, or the program, ends without close()
         self._end = weakref.finalize(self, _end, self._process, self._connection)
         late = threading.Timer(_START_S, self._process.kill)
         late.start()

@@ -37,8 +37,8 @@ class ClusterEnvironment:
     way. Lightning's old methods ``master_address()``, ``master_port()`` and ``creates_children()`` may be called and
     overridden instead of the properties.
 
-    All numbers are ints. A method of a subclass may return a string from the environment, which is converted. If it
-    returns ``None``, because its variable is not set, the caller gets a ConfigurationError.
+    All numbers are ints. A method of a subclass may return a string from the environment, which is converted. If the
+    method returns ``None``, because its variable is not set, the caller gets a ConfigurationError.
 
     Args:
         environ: the environment variables; ``None``: those of the process in which the object is, even after it was
@@ -54,7 +54,9 @@ class ClusterEnvironment:
     """
 
     evidence: ClassVar[str] = "its detect() returned True"
-    """What it means that :meth:`detect` has returned True; a plan shows this text as the reason."""
+    """What is true if :meth:`detect` returns True, such as "Vertex AI has set CLUSTER_SPEC"; a plan shows this text as
+    the reason.
+    """
 
     variables: ClassVar[tuple[str, ...]] = ()
     """The variables that this cluster sets in each process."""

@@ -33,12 +33,12 @@ class RayTrainReportCallback(Callback):
     The Trainer adds this callback in a worker of Ray Train. In other processes the callback does nothing.
 
     When a ModelCheckpoint has written a checkpoint, the callback reports the metrics with this checkpoint's files. At
-    the end of an epoch without a new checkpoint, it reports the metrics alone. The metrics are
+    the end of an epoch without a new checkpoint, the callback reports the metrics alone. The metrics are
     ``trainer.callback_metrics``, ``epoch`` and ``step``. Training continues after Ray has copied the files into its
     storage. The machines need no shared folder besides this storage.
 
     A fit without ``ckpt_path`` resumes from the newest reported checkpoint of this fit. If the training function calls
-    several fits, those before the resumed one run again from their start.
+    several fits, the fits before the resumed fit run again from their start.
     """
 
     needs_every_rank = True
@@ -83,8 +83,8 @@ class RayTrainReportCallback(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._download.close()
-        # report no checkpoint that a callback saves after this, because a report waits for all ranks, and only this one
-        # may have failed
+        # report no checkpoint that a callback saves after the exception, because a report waits for all ranks, and
+        # perhaps only this rank has failed
         self._reports = False
 
     # ---- reporting -----------------------------------------------------------------------------------------------
@@ -101,7 +101,8 @@ class RayTrainReportCallback(Callback):
             ray_train.report({**_metrics(trainer), "step": step})
             return
         self._reported_with_files = step
-        # the metrics of the save, because training has continued if the file was written in the background
+        # use the metrics at the time of the save: if the file was written in the background, training has continued
+        # since
         saved = self._saved.get(step)
         metrics = {**(_metrics(trainer) if saved is None else saved), "step": step}
         self._saved = {later: each for later, each in self._saved.items() if later > step}

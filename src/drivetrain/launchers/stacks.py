@@ -236,8 +236,7 @@ def _wait(is_over: Callable[[], bool], seconds: float) -> None:
 
 
 def _signalled(board: Board, pids: Mapping[int, int], answer_s: float) -> dict[int, str]:
-    """Return the stacks that faulthandler writes in these ranks; "" for a rank in which faulthandler could not write.
-    """
+    """Return the stacks that faulthandler writes in these ranks; "" for a rank in which faulthandler failed."""
     found, grew = dict.fromkeys(pids, b""), time.monotonic()
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # the folder may be removed at any time
         written = {each: stack.enter_context(open(board.folder / f"{each}.{_ASKED}", "rb")) for each in pids}

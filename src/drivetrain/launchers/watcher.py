@@ -103,7 +103,7 @@ class _Ranks:
                 return
         if failed := self._failed():
             say(self._report(failed))
-        while self._running:  # the ranks that still run: the program that started them ends them
+        while self._running:  # the program that started the ranks ends those that still run
             self._wait()
 
     def _wait(self, seconds: float | None = None) -> None:

@@ -63,17 +63,19 @@ class Logbook:
     Attributes:
         scope: the running hook; the loops and the hook table set it.
         batch, size: the current batch and its size, which the loops set; the size is ``None`` until a mean needs it.
-        muted: whether logged values are discarded, because this rank repeats a batch.
+        muted: whether logged values are discarded, because this rank has no more batches and repeats one.
         copies: whether this step's values are copied, because they will be read after the step.
         group: "train", "validate" or "test". ``epoch_done``: whether the reductions of this group's epoch are final.
         callback_metrics: the latest value of every name, as tensors on their own device.
         bar_metrics: floats of the last flush, in a dictionary that is never modified, so a thread may read it.
-        agreed_steps: by name, the last step value on which the ranks agreed; callbacks see it, not this rank's own.
+        agreed_steps: by name, the last step value on which the ranks agreed; callbacks see this value, not this rank's
+            own.
         logged_metrics: the latest values that loggers get, under the loggers' names, as tensors on their own device.
         flushes: the number of times that values were read from a device.
         sum_dtype: the dtype of sums over an epoch; float64 if the device supports it.
-        reduce: checks that the ranks that see different samples log the same names, and returns the sums of a list of
-            numbers and the maxima of another; ``None``: one rank. ``reduce_world``: the same for all ranks.
+        reduce: checks that the ranks that see different samples log the same names, and returns, over these ranks, the
+            sums of one list of numbers and the maxima of a second list; ``None``: one rank. ``reduce_world``: the same
+            over all ranks.
         own_reduce: a user strategy's reduction of the ranks' values; ``None``: exact sums.
         history: on rank 0, the values that loggers get, of all runs of the Trainer.
         sync_metric: how a metric object gathers the ranks' states if some ranks see the same samples.
@@ -117,7 +119,7 @@ class Logbook:
         self.bar_metrics: dict[str, float] = {}
         self.logged_metrics: dict[str, Any] = Latest("trainer.logged_metrics")
         self._compared_sizes = False
-        self._logged_before: dict[str, list[Logged]] = {}  # logged() of the last epoch, by group
+        self._logged_before: dict[str, list[Logged]] = {}  # by group: what logged() has returned in the last epoch
         self._held: dict[Entry, Value | None] = {}  # the step values of training before the last evaluation
         self.agreed_steps: dict[str, Value] = {}
         # by full name: the group and the scope that logged it first; None: a warning was already issued
@@ -141,7 +143,9 @@ class Logbook:
         self.sync_metric = None if all_ranks else lambda tensor, group=None: data.gather_objects(tensor)
 
     def reset(self, group: str) -> None:
-        """Start a new epoch of ``group``: its running reductions start again; ``callback_metrics`` keeps its values."""
+        """Start a new epoch of ``group``: the group's running reductions start again; ``callback_metrics`` keeps its
+        values.
+        """
         self._logged_before[group] = self.logged(group)
         for scope in self._groups.get(group, {}).values():
             for entry in scope.entries.values():
@@ -160,7 +164,7 @@ class Logbook:
         self.group, self.epoch_done, self.copies = group, False, True
 
     def begin_batch(self, batch: Any, scope: Scope, copies: bool) -> None:
-        """Begin a step on ``batch``; ``copies``: whether its logged values are read after it."""
+        """Begin a step on ``batch``; ``copies``: whether the values that the step logs are read after the step."""
         self.batch, self.size, self.scope, self.copies = batch, None, scope, copies
 
     def enter(self, scope: Scope | None) -> Scope | None:
@@ -195,7 +199,9 @@ class Logbook:
         self.epoch_done = self.copies = True
 
     def mute(self, muted: bool) -> None:
-        """Set whether logged values are discarded, as when a rank repeats a batch because others have more batches."""
+        """Set whether logged values are discarded, as when a rank repeats a batch because other ranks have more
+        batches.
+        """
         self.muted = muted
 
     def put_back(self, rows: Sequence[Row]) -> None:
@@ -301,7 +307,7 @@ class Logbook:
 
     def _agree(self, named: list[tuple[str, Entry, tuple[Any, float]]], also: Sequence[str] = ()) -> list[Tensor]:
         """Check that all ranks have the names in ``named`` and ``also``, and reduce the numbers in one exchange."""
-        assert self.reduce is not None  # checked by the caller
+        assert self.reduce is not None  # the caller has checked this
         sums = [number for _, entry, parts in named if not entry.sign for number in parts]
         most = [entry.sign * parts[0] for _, entry, parts in named if entry.sign]
         numbers = self._vector(sums), self._vector(most)
@@ -359,7 +365,7 @@ class Logbook:
         return metrics
 
     def _agreed(self, entry: Entry) -> Value | None:
-        """Return the agreed value of the last step, for callbacks; ``None`` without a step value."""
+        """Return the last step value on which the ranks agreed, for callbacks; ``None`` if there is none."""
         return self.agreed_steps.get(entry.step_name) if entry.shared else None
 
     def _newest(self, entry: Entry) -> Value | None:
@@ -466,7 +472,8 @@ class Logbook:
             )
         if (known := scope.entries.get(name)) is not None:
             check_same(name, known, options, scope.hook)
-            # options may have another form ("mean", torch.mean); an entry from a checkpoint is now logged again
+            # the new options may have another form ("mean", torch.mean); and an entry from a checkpoint is now logged
+            # again
             known.options, known.source = options, None
             return known
         full = name
