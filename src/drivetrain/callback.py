@@ -33,8 +33,8 @@ class Callback:
     """
 
     idle_hooks: frozenset[str] = frozenset()
-    """Hooks that the class overrides, but that need not be called on this instance, because its options do not use
-    them. The loop reads these names when a run starts; an idle hook costs nothing in a step.
+    """Hooks that the class overrides, but that need not be called on this instance, because the instance's options do
+    not use them. The loop reads these names when a run starts; an idle hook costs nothing in a step.
     """
 
     ends_training: bool = False
@@ -49,11 +49,12 @@ class Callback:
 
     needs_every_rank: bool = False
     """Whether every rank needs this callback with the same options, because its hooks exchange values between ranks or
-    change the training. The ranks compare the ``state_key`` of these callbacks when a run begins."""
+    change the training. When a run begins, the ranks compare the ``state_key`` of the callbacks for which this is
+    true."""
 
     changes_in_validation: bool = True
-    """Whether the callback's state may change during a validation. A run that resumes from a checkpoint that was saved
-    during a validation repeats the validation, and warns about such callbacks.
+    """Whether the callback's state may change during a validation. If a checkpoint was saved during a validation, a run
+    that resumes from it repeats the validation, and warns about such callbacks.
     """
 
     keeps_weights: bool = False

@@ -178,7 +178,7 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     """Return the ``known`` name most similar to ``word``, ignoring case; ``None`` if none is similar."""
     names = {name.lower(): name for name in sorted(known)}
     found = difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.6)
-    # a name with the same letters is preferred: "dpp" means "ddp"
+    # a name with the same letters is preferred: "dpp" probably means "ddp"
     mistyped = (each for each in found if len(each) == len(word) and set(each) == set(word.lower()))
     return names[next(mistyped, found[0])] if found else None
 
@@ -308,7 +308,7 @@ def check_count(owner: str, name: str, value: Any, lowest: int = 0, otherwise: i
         optional: whether ``None`` is accepted, too.
 
     Raises:
-        ConfigurationError: the value is smaller.
+        ConfigurationError: the value is smaller than ``lowest``.
         WrongTypeError: the value is not an int.
     """
     if not is_count(value, lowest) and not (optional and value is None):

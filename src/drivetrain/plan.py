@@ -75,7 +75,7 @@ _SYNC = "sync_batchnorm"  # the argument of the Trainer, and the name of the lay
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts about this machine on which a plan depends, as plain data, so that a test can invent them.
+    """The facts about this machine on which a plan depends, as plain data, so that a test can invent such facts.
 
     Which accelerators are available is not among these facts, because the plan asks the accelerators.
 
@@ -94,7 +94,7 @@ class Machine:
 
     @classmethod
     def detect(cls, environ: MutableMapping[str, str] = os.environ, given: ClusterEnvironment | None = None) -> Machine:
-        """Return the facts about this machine and process; if ``given`` is an environment, no other one is detected."""
+        """Return the facts about this machine and process; if ``given`` is an environment, none is detected."""
         return cls(
             environment=detect(environ, given),
             has_tensorboard=find_spec("tensorboard") is not None,

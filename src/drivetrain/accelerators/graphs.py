@@ -93,7 +93,7 @@ class GraphRecorder:
             for name in ("endAllocateToPool", "releasePool"):
                 if (end := function_of_device(self._device.type, name)) is not None:
                     end(self._device.index, pool)
-        with self._stream, self._new_graph():  # a complete recording: its end makes the random generators usable again
+        with self._stream, self._new_graph():  # completing a recording makes the random generators usable again
             torch.zeros(1, device=self._device)
 
 

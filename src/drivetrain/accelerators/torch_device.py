@@ -14,7 +14,7 @@ from drivetrain.base import torch_private
 from drivetrain.errors import ConfigurationError, WrongTypeError
 
 _NO_ACCELERATORS = frozenset({"cpu", "meta", "lazy", "xla", "hip", "privateuseone"})
-"""Device types of torch that compute nothing, that another file of this folder serves, or that have a better name."""
+"""Device types of torch that compute nothing, that have another file in this folder, or that have a better name."""
 
 _RETIRED = frozenset({"mkldnn", "opengl", "opencl", "ideep"})
 """Device types that torch no longer has. torch still accepts their names, with a warning."""

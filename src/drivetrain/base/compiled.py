@@ -32,7 +32,8 @@ def original(module: Any) -> Any:
 
 
 def compiled_in_place(module: Any) -> Any:
-    """Return :func:`original` of ``module``, compiled in place with the arguments of ``torch.compile``.
+    """Return the module inside a result of ``torch.compile``, compiled in place with the same arguments; return any
+    other object unchanged.
 
     The wrapper that ``torch.compile`` returned stays usable.
     """
@@ -140,8 +141,8 @@ def keep_out_of_graphs(*classes: type) -> None:
 
 
 def plain_names(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a module's state dict without the wrappers' prefixes, so that it fits the module with and without
-    ``torch.compile``.
+    """Return a module's state dict without the wrappers' prefixes, so that the state dict fits the module with and
+    without ``torch.compile``.
 
     The keys and the names in torch's metadata are renamed. A state dict without such prefixes is returned unchanged.
     """

@@ -218,8 +218,8 @@ def touch(path: str | os.PathLike[str]) -> None:
 
 
 def link(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces: bool = True) -> bool:
-    """Make ``path`` a relative symbolic link to ``source``, atomically; or a durable copy of it if links are not
-    possible.
+    """Make ``path`` a relative symbolic link to ``source``, atomically; or a durable copy of ``source`` if links are
+    not possible.
 
     Returns:
         False if ``replaces`` is False and ``path`` exists; then the file at ``path`` is kept.

@@ -42,7 +42,7 @@ class Later:
 
 
 class OnFirstUse:
-    """A ``with`` block at the top of a file, whose modules are imported when they are first used.
+    """A ``with`` block at the top of a file, which delays each import in the block until the module is first used.
 
     The block has only lines of the form ``from drivetrain.folder import file``. A type checker and import-linter see
     plain imports. When such a line runs and the file is not imported yet, the folder's ``__getattr__`` returns a

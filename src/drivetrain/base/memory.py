@@ -33,7 +33,7 @@ def free_memory() -> None:
 
 
 def bytes_of(tensors: Iterable[Tensor], device: torch.device) -> int:
-    """Return the bytes of ``tensors`` on ``device``; shared memory counts once."""
+    """Return how many bytes ``tensors`` use on ``device``; memory that tensors share counts once."""
     storages: dict[int, int] = {}
     for tensor in tensors:
         local = tensor.detach()

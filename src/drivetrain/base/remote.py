@@ -339,7 +339,7 @@ def _opened(address: str | os.PathLike[str]) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _asked(address: str | os.PathLike[str], what: str) -> Iterator[tuple[Any, str]]:
-    """Context for requests, which yields the result of :func:`_opened`. :func:`_explained` turns errors into OSErrors."""
+    """Context that yields the result of :func:`_opened`. Errors in it become OSErrors: see :func:`_explained`."""
     opened = _opened(address)
     with _explained(address, what):
         yield opened

@@ -337,9 +337,7 @@ NUMBER_OF_DRAWS = "_num_samples"  # of a RandomSampler; None: as many as its dat
 
 
 def keep_iterator(loader: Any, iterator: Any) -> None:
-    """Set the iterator that the next pass of a DataLoader uses. If the DataLoader kept another iterator, the workers of
-    that iterator end.
-    """
+    """Set the iterator of a DataLoader's next pass. If the loader kept another one, that iterator's workers end."""
     loader._iterator = iterator
 
 
@@ -351,7 +349,7 @@ def end_workers(iterator: Any) -> None:
 
 
 def methods_of_a_pass() -> tuple[tuple[type, str], ...]:
-    """Return torch's methods, as class and name, that run in a pass of a DataLoader without workers."""
+    """Return torch's methods that run while a DataLoader without workers is iterated, each as its class and its name."""
     loader = torch.utils.data.DataLoader
     names = ("__init__", "__next__", "_next_data", "_next_index")
     first = ((loader, "__iter__"), (loader, GET_ITERATOR), (_own.Fetcher, "fetch"))

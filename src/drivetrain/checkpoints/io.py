@@ -86,7 +86,8 @@ class FileAnswers:
         return True
 
     def copy(self, source: str | Path, path: str | Path, link: bool = False, replaces: bool = True) -> bool:
-        """Copy the checkpoint ``source`` to ``path`` after it is durable; ``path`` never contains a partial copy.
+        """Wait until the checkpoint ``source`` is durable, and copy it to ``path``, which never contains a partial
+        copy.
 
         Args:
             source: a checkpoint, possibly still being written.
@@ -136,7 +137,7 @@ class FileAnswers:
     # ---- durability ----------------------------------------------------------------------------------------------
 
     def is_durable(self, path: str | Path) -> bool:
-        """Return False while a save to ``path`` is running, or has failed and :meth:`wait` has not raised its error."""
+        """Return False while a save to ``path`` is running, or has failed and its error was not raised yet."""
         return True
 
     def wait(self, path: str | Path | None = None) -> None:

@@ -86,7 +86,7 @@ def decode(value: Any, where: str, noted: list[str] | None = None, references: b
         references: whether names of classes and functions become these classes and functions.
 
     Raises:
-        CheckpointError: ``value`` does not come from :func:`encode`, or comes from that of a newer version.
+        CheckpointError: ``value`` does not come from :func:`encode`, or was encoded by a newer version of drivetrain.
     """
     decoder = _Decoder(where, references)
     decoded = decoder.run(value)

@@ -264,7 +264,7 @@ def read(path: Folder, lazy: tuple[str, ...] = (), single: bool = False) -> Any:
     Args:
         path: the folder.
         lazy: prefixes of tensor names; tensors with such a name are not read, but returned as :class:`StoredTensor`.
-        single: whether ``lazy`` includes tensors that one process has written as a whole.
+        single: whether ``lazy`` also applies to tensors that consist of a single part; if False, these are always read.
 
     Raises:
         CheckpointError: a file is missing or damaged.

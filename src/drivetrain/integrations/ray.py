@@ -23,7 +23,7 @@ __all__ = ["RayTrainEnvironment", "RayTrainReportCallback"]
 
 _NOTE = "drivetrain.json"
 """A file in each reported checkpoint. It contains the name of the checkpoint's file, and the number of the fit that may
-resume from it.
+resume from the checkpoint.
 """
 
 
@@ -45,7 +45,7 @@ class RayTrainReportCallback(Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self._download = ExitStack()  # the downloaded checkpoint, kept until the fit has read it to resume
+        self._download = ExitStack()  # the downloaded checkpoint, kept until the resuming fit has read it
         self._saved: dict[int, dict[str, float]] = {}  # the metrics at each save, by step
         self._reported = self._reported_with_files = -1  # the steps of the last reports
         self._reports = False  # true while a fit trains in a worker of Ray Train
@@ -126,8 +126,8 @@ def _metrics(trainer: Trainer) -> dict[str, float]:
 
 
 def _link_files(trainer: Trainer, path: str, folder: str) -> None:
-    """Link the files of a checkpoint into ``folder``, each on one machine: rank 0 links all that its machine has, and
-    the first rank of each other machine links those that rank 0's machine does not have.
+    """Link the files of a checkpoint into ``folder``, each on one machine: rank 0 links all files that its machine has,
+    and the first rank of each other machine links its files that rank 0's machine does not have.
     """
     if files.is_remote(path):
         return  # every machine can read the file at this address

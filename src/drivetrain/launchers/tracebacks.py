@@ -49,7 +49,8 @@ def cut_tracebacks(tell: Callable[[BaseException], object] | None = None) -> Non
 def cut_completely(error: BaseException) -> None:
     """If ``error`` ends this process, Python will print it without any frame.
 
-    Such an error follows from another rank's failure, which its notes describe; this rank's frames would only distract.
+    Such an error follows from another rank's failure, which the error's notes describe; this rank's frames would only
+    distract.
     """
     setattr(error, _FOLLOWS, True)
 

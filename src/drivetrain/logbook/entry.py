@@ -33,7 +33,7 @@ STACKED: dict[Reduction, Callable[..., Tensor]] = {"sum": torch.sum, "min": torc
 
 
 class LogRule(NamedTuple):
-    """The defaults of ``self.log`` in one hook, and whether it may log per-step values."""
+    """The defaults of ``self.log`` in one hook, and whether the hook may log per-step values."""
 
     on_step: bool
     on_epoch: bool
@@ -222,8 +222,8 @@ class Entry:
         """Start an epoch in which this metric object is logged.
 
         Raises:
-            LoggingError: the metric is also logged in another stage; or only its step value is logged, but it has no
-                step value.
+            LoggingError: the metric is also logged in another stage; or only the metric's step value is logged, but the
+                metric has no step value.
         """
         self._book.check_metric(self, metric)
         if not self.on_epoch and getattr(metric, "_forward_cache", None) is None and hasattr(metric, "_forward_cache"):
@@ -243,7 +243,7 @@ class Entry:
         return value.reshape(())
 
     def last_scalar(self) -> Value | None:
-        """Return the last value as a scalar tensor. Only here, a value that was kept without a copy is checked to be a
+        """Return the last value as a scalar tensor. A value that was kept without a copy is checked only here to be a
         scalar.
 
         A value from :meth:`lend` is copied.

@@ -68,14 +68,12 @@ class Logbook:
         group: "train", "validate" or "test". ``epoch_done``: whether the reductions of this group's epoch are final.
         callback_metrics: the latest value of every name, as tensors on their own device.
         bar_metrics: floats of the last flush, in a dictionary that is never modified, so a thread may read it.
-        agreed_steps: by name, the last step value on which the ranks agreed; callbacks see this value, not this rank's
-            own.
+        agreed_steps: by name, the last step value on which the ranks agreed; callbacks get this value, not the rank's.
         logged_metrics: the latest values that loggers get, under the loggers' names, as tensors on their own device.
         flushes: the number of times that values were read from a device.
         sum_dtype: the dtype of sums over an epoch; float64 if the device supports it.
-        reduce: checks that the ranks that see different samples log the same names, and returns, over these ranks, the
-            sums of one list of numbers and the maxima of a second list; ``None``: one rank. ``reduce_world``: the same
-            over all ranks.
+        reduce: checks that the ranks that see different samples log the same names, and returns the sums of one list of
+            numbers and the maxima of a second one; ``None``: one rank. ``reduce_world``: the same over all ranks.
         own_reduce: a user strategy's reduction of the ranks' values; ``None``: exact sums.
         history: on rank 0, the values that loggers get, of all runs of the Trainer.
         sync_metric: how a metric object gathers the ranks' states if some ranks see the same samples.
@@ -143,9 +141,7 @@ class Logbook:
         self.sync_metric = None if all_ranks else lambda tensor, group=None: data.gather_objects(tensor)
 
     def reset(self, group: str) -> None:
-        """Start a new epoch of ``group``: the group's running reductions start again; ``callback_metrics`` keeps its
-        values.
-        """
+        """Start a new epoch of ``group``: the running reductions start again; ``callback_metrics`` keeps its values."""
         self._logged_before[group] = self.logged(group)
         for scope in self._groups.get(group, {}).values():
             for entry in scope.entries.values():
@@ -199,9 +195,7 @@ class Logbook:
         self.epoch_done = self.copies = True
 
     def mute(self, muted: bool) -> None:
-        """Set whether logged values are discarded, as when a rank repeats a batch because other ranks have more
-        batches.
-        """
+        """Set whether logged values are discarded, as when a rank that has no more batches repeats one."""
         self.muted = muted
 
     def put_back(self, rows: Sequence[Row]) -> None:
@@ -306,7 +300,7 @@ class Logbook:
         return summed[0]
 
     def _agree(self, named: list[tuple[str, Entry, tuple[Any, float]]], also: Sequence[str] = ()) -> list[Tensor]:
-        """Check that all ranks have the names in ``named`` and ``also``, and reduce the numbers in one exchange."""
+        """Check that all ranks have the same names, ``named`` and ``also``; reduce the numbers in the same exchange."""
         assert self.reduce is not None  # the caller has checked this
         sums = [number for _, entry, parts in named if not entry.sign for number in parts]
         most = [entry.sign * parts[0] for _, entry, parts in named if entry.sign]
@@ -472,8 +466,7 @@ class Logbook:
             )
         if (known := scope.entries.get(name)) is not None:
             check_same(name, known, options, scope.hook)
-            # the new options may have another form ("mean", torch.mean); and an entry from a checkpoint is now logged
-            # again
+            # options may have another form ("mean", torch.mean); an entry from a checkpoint is now logged again
             known.options, known.source = options, None
             return known
         full = name
