@@ -349,7 +349,7 @@ def end_workers(iterator: Any) -> None:
 
 
 def methods_of_a_pass() -> tuple[tuple[type, str], ...]:
-    """Return torch's methods that run while a DataLoader without workers is iterated, each as its class and its name."""
+    """Return torch's methods that run while a DataLoader without workers is iterated, each as class and name."""
     loader = torch.utils.data.DataLoader
     names = ("__init__", "__next__", "_next_data", "_next_index")
     first = ((loader, "__iter__"), (loader, GET_ITERATOR), (_own.Fetcher, "fetch"))
