@@ -105,7 +105,7 @@ class Callback:
         """Called before the validation batches of the sanity check."""
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called after the sanity check, when metrics, progress and random generators are as before it."""
+        """Called after the sanity check, when metrics, progress and random generators are as before this check."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Called before the first epoch."""

@@ -129,7 +129,7 @@ class UnloggableError(LoggingError, ValueError):
 
 
 class SIGTERMException(SystemExit):
-    """The run ends because its process was sent SIGTERM; a program that does not catch it ends with exit code 143."""
+    """The run ends because its process was sent SIGTERM; if no code catches this exception, the exit code is 143."""
 
     def __init__(self, code: int = 128 + 15) -> None:
         super().__init__(code)

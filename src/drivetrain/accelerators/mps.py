@@ -9,8 +9,9 @@ from drivetrain.base.packages import psutil
 
 
 class MPSAccelerator(TorchDeviceAccelerator):
-    """Apple's GPUs. A machine has one such device. The device has no float64, and a job that uses the device has only
-    one process.
+    """Apple's GPUs. A machine has one such device.
+
+    The device has no float64, and a job that uses the device has only one process.
     """
 
     _names = ("mps",)

@@ -24,8 +24,8 @@ class CompileOptions:
     """The parsed value of ``Trainer(compile=...)``.
 
     Attributes:
-        blocks: what is compiled: ``None``: the complete model; "blocks": its repeated layers; otherwise the layers of
-            these classes, given as classes or as their names.
+        blocks: what is compiled: ``None``: the complete model; "blocks": the model's repeated layers; otherwise the
+            layers of these classes, given as classes or as their names.
         arguments: the arguments of ``torch.compile``.
     """
 

@@ -412,8 +412,8 @@ def impossible_folder(path: str) -> str | None:
 class _Stream(io.RawIOBase):
     """A file that keeps the error of the first failed write, because torch's writer raises another exception instead.
 
-    With ``durable``, it tells the system to write each part to the disk early and to free the part's memory. Otherwise
-    the new file and the file that it replaces would both be in the system's memory until the end.
+    With ``durable``, this file tells the system to write each part to the disk early and to free the part's memory.
+    Otherwise the new file and the file that it replaces would both be in the system's memory until the end.
     """
 
     failure: OSError | None = None
@@ -441,7 +441,7 @@ class _Stream(io.RawIOBase):
 
 
 def sync_directory(directory: Path) -> None:
-    """Make new names inside ``directory`` durable. On Windows do nothing, because it cannot open a directory."""
+    """Make new names inside ``directory`` durable. On Windows do nothing, because Windows cannot open a directory."""
     if os.name != "posix":
         return
     try:
@@ -456,5 +456,5 @@ def sync_directory(directory: Path) -> None:
 
 
 def encodable(text: str) -> str:
-    """Return ``text`` with lone surrogates escaped. Python uses them for file names that are not UTF-8."""
+    """Return ``text`` with lone surrogates escaped, which Python uses for file names that are not UTF-8."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()

@@ -68,6 +68,6 @@ def contents_of(records: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]
 
 
 def in_gib(number: int) -> str:
-    """Return a number of bytes in GiB, with more digits if it is small."""
+    """Return a number of bytes in GiB, with more digits if the number is small."""
     gib = number / 2**30
     return f"{gib:.2f} GiB" if gib >= 0.1 or not number else f"{gib:.2g} GiB"

@@ -322,7 +322,8 @@ def _put_and_rename(system: Any, local: str, path: str) -> None:
 
 
 def _opened(address: str | os.PathLike[str]) -> tuple[Any, str]:
-    """Return the file system of an address, and the path in it. The file system's cached listings are dropped.
+    """Return the file system of an address, and the path in this file system. The file system's cached listings are
+    dropped.
 
     Raises:
         ConfigurationError: as in :func:`check`.

@@ -243,7 +243,7 @@ def check_form(saved: Any, own: Any, place: str = "") -> None:
 _TRIED = frozenset({
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
 })  # fmt: skip
-# Options that some versions of torch lack. An optimizer adds them itself to a state without them.
+# Options that some versions of torch lack. An optimizer itself adds such options to a state that lacks them.
 _LATER_OPTIONS = frozenset({
     "amsgrad", "capturable", "decoupled_weight_decay", "differentiable", "foreach", "fused", "initial_lr", "maximize",
     "nesterov", "param_names", "swap",

@@ -5,8 +5,8 @@ working:
 
 - ``torch_private.txt`` has the names in torch's modules. Each is looked up when it is first used. If torch lacks a
   name, drivetrain uses the replacement in ``_ORDINARY``; if there is none, the error names the feature.
-- The functions below read the attributes of objects. If an attribute is missing, a function returns its default; if it
-  has none, the error names the attribute.
+- The functions below read the attributes of objects. If an attribute is missing, the function returns its default, or
+  raises an error that names the attribute.
 
 ``tests/test_torch_names.py`` reports the names that the installed torch lacks.
 """
@@ -91,7 +91,7 @@ def __getattr__(name: str) -> Any:
 
 
 def where(name: str) -> tuple[Any, str]:
-    """Return torch's object and the attribute of it that ``name`` stands for, so that the caller can replace the
+    """Return the object and the attribute in torch for which ``name`` stands, so that the caller can replace the
     attribute.
     """
     module, _, path = _PATHS[name][0].partition(":")
@@ -304,7 +304,7 @@ GROWTH_TRACKER = "_growth_tracker"
 """The entry in the state of a GradScaler that counts the steps since the scale has changed."""
 schedulers_in = _read(SCHEDULERS, ())  # of a SequentialLR or a ChainedScheduler; () for others
 class_in_shards = _read("_optim_constructor", None)  # of a ZeroRedundancyOptimizer: the class of optimizers
-states_of_scaler = _read("_per_optimizer_states", {})  # of a GradScaler: by optimizer; {} if it is disabled
+states_of_scaler = _read("_per_optimizer_states", {})  # of a GradScaler: by optimizer; {} if the scaler is disabled
 scale_of = _read("_scale", None)  # of a GradScaler; None before its first loss
 
 
@@ -384,8 +384,8 @@ def rebuild_buckets(model: nn.parallel.DistributedDataParallel) -> None:
 
 
 def exchange_after_first_pass(model: Any) -> None:
-    """Let DDP with a static graph exchange all gradients at the end of its first backward pass, as DDP's own forward
-    pass does.
+    """Let DDP with a static graph exchange all gradients at the end of its first backward pass. DDP's own forward pass
+    would arrange this.
     """
     if model.static_graph and not model._static_graph_delay_allreduce_enqueued:
         model._static_graph_delay_allreduce_enqueued = True
@@ -393,7 +393,7 @@ def exchange_after_first_pass(model: Any) -> None:
 
 
 def start_ddp_alone() -> None:
-    """Change DDP in this process so that it compares and broadcasts nothing when it wraps a model."""
+    """Change DDP in this process so that DDP compares and broadcasts nothing when it wraps a model."""
     _ddp._verify_param_shape_across_processes = lambda *args, **options: True
     _ddp._sync_module_states = lambda *args, **options: None
     _dist.Reducer._rebuild_buckets = lambda reducer: False

@@ -20,7 +20,8 @@ _HOST = torch.device("cpu")
 
 BLOCKING: set[str] = set()
 """Device types for which a copy to the device must be complete before the host continues, because torch does not keep
-the source of a non-blocking copy alive. An Engine adds its device's type if the accelerator declares this.
+the source of a non-blocking copy alive. An Engine adds the type of its device if ``supports_non_blocking`` of the
+accelerator is False.
 """
 
 

@@ -27,7 +27,7 @@ _MARGIN = 1.05
 
 
 class NoRoomError(Exception):
-    """The host has too little memory for a copy; the message says how much it needs and has."""
+    """The host has too little memory for a copy; the message says how much is needed and how much is available."""
 
 
 class Arena:

@@ -65,8 +65,9 @@ the part's position.
 """
 
 Write = Callable[[Path | str, Sequence[tuple[str, Any]]], Mapping[str, Any]]
-"""Writes a file durably, from named records, which are bytes or tensors. Returns its ``size``, its ``crc32``, and
-``records``: the place and the checksum of each."""
+"""Writes a file durably, from named records, which are bytes or tensors. Returns the file's ``size`` and ``crc32``, and
+``records``: the place and the checksum of each record.
+"""
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -133,7 +134,8 @@ def entries_of(tensors: Mapping[str, Tensor]) -> dict[str, Stored]:
 
 
 def list_apart(folder: Folder, name: str, written: Written, processes: int, write: Write = write_records) -> Written:
-    """If all ``processes`` have very many parts of tensors, write this process's list of them into the file ``name``.
+    """If all ``processes`` have very many parts of tensors, write the list of this process's parts into the file
+    ``name``.
 
     Returns:
         ``written``, or a copy of it with that file instead of the parts.

@@ -93,7 +93,9 @@ def write_plain(
 def write_zip(
     stream: Summed, records: Iterable[tuple[str, Any]], chunks: Callable[[Any], Iterable[Any]] | None = None
 ) -> dict[str, Any]:
-    """Write a container as torch does: stored records, each with its checksum, aligned so that it can be mapped."""
+    """Write a container as torch does: records without compression, each with a checksum, and aligned so that a process
+    can map the record.
+    """
     with zipfile.ZipFile(cast(Any, stream), "w", zipfile.ZIP_STORED, allowZip64=True) as container:
         for name, content in records:
             info = zipfile.ZipInfo(name)
@@ -107,7 +109,7 @@ def write_zip(
 
 
 class _Served:
-    """What this process shares with its parent: the memory, and the connection that ends with it."""
+    """What this process shares with its parent: the memory, and the connection that ends when the parent ends."""
 
     def __init__(self, memory: int, parent: Connection) -> None:
         self._memory, self._parent = memory, parent

@@ -78,7 +78,7 @@ class MPIEnvironment(ClusterEnvironment):
         return self._job.rank
 
     def local_rank(self) -> int:
-        """The number of ranks on this machine that are lower than this one."""
+        """The number of ranks on this machine that are lower than this process's rank."""
         job = self._job
         return job.hosts[: job.rank].count(job.hosts[job.rank])
 

@@ -99,7 +99,7 @@ class Ending:
                 asked = any(each.asked for each in failed.values())
                 by_itself = any(not (each.asked or each.failure.follows) for each in failed.values())
                 here = [each for each in running if each < len(ranks)]
-                # ranks that got a signal from here may be saving, and a second one could interrupt that
+                # ranks that got a signal from here may be saving, and a second signal could interrupt the save
                 if self.look(here, asked=asked, failed=by_itself) and asked and sent.number is None:
                     send(signal.SIGTERM)
             elif watch is not None and sent.number is None and (text := watch.look()):

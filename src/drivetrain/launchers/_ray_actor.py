@@ -1,7 +1,7 @@
 """The process in a Ray actor that becomes a rank. This file is imported only if Ray is used.
 
-Ray's cloudpickle pickles the objects, because it includes classes that no other process can import: those of the
-program's own file or of a notebook.
+The objects are pickled with Ray's cloudpickle, because cloudpickle includes classes that no other process can import:
+those of the program's own file or of a notebook.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 and files.
 
 The loops count their progress in these integers, so watching adds no call to a step. The files are in a folder that
-only this user may enter. The launching process creates the folder before the ranks start, and removes it after they
-have ended. If another program has started the ranks, local rank 0 creates the folder, and the watching process that
-local rank 0 starts removes it.
+only this user may enter. The launching process creates the folder before the ranks start, and removes the folder after
+the ranks have ended. If another program has started the ranks, local rank 0 creates the folder, and the watching
+process that local rank 0 starts removes it.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ _PLAIN_DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 class Sealed(Generic[T]):
     """A value for another process, which unpickles it only when :meth:`open` is called.
 
-    Tensors are pickled by value. Otherwise torch would move them into shared memory, where all replicas would train the
-    same weights; besides, the size of shared memory is often limited. Tensors that are already in shared memory stay
-    shared.
+    Tensors are pickled by value. Otherwise torch would move the tensors into shared memory, where all replicas would
+    train the same weights; besides, the size of shared memory is often limited. Tensors that are already in shared
+    memory stay shared.
     """
 
     _pickled: bytes = b""

@@ -46,7 +46,7 @@ _ECHO_S = 10.0  # Ray takes seconds to detect a death; ranks that lose a connect
 _CURE = "Create it where it is used: in setup, in configure_model, or in another hook, which run in each process."
 _DIED = "If you did not kill it, its machine is gone or ran out of memory: use smaller batches or fewer loader workers."
 _OF_RAY = re.compile("_group_|node:|memory")  # names of resources that a job does not request
-# devices for which Ray's resource has torch's name of the device in capitals; others are "GPU"
+# devices for which Ray's resource has torch's name of the device in capitals; other devices are "GPU"
 _NOT_CALLED_GPU = ("HPU", "NPU", "TPU")
 
 
@@ -223,7 +223,7 @@ class RayLauncher(Launcher):
         Args:
             running: the pending result of each rank.
             here: Ray's id of this machine.
-            board: the board of this machine's ranks.
+            board: shows the progress of this machine's ranks.
         """
         first, signals = b"", list[int]()
         failed, errors = dict[int, Ended](), dict[int, BaseException]()
@@ -251,7 +251,9 @@ class RayLauncher(Launcher):
         return first
 
     def _failure(self, rank: _Rank, end: Any, board: Board | None) -> tuple[Ended, BaseException]:
-        """Return how a rank has failed, and the exception for it, with the positions of the ranks on its machine."""
+        """Return how a rank has failed, and the exception for this failure, which says in which phase and step this
+        machine's ranks were.
+        """
         job = self.num_processes * self.num_nodes
         who = f"Rank {rank.number} of {job} (an actor of Ray on {rank.seat.address}, process {rank.seat.pid})"
         reported = isinstance(end, Ended)
@@ -385,7 +387,8 @@ def _handler_kept(number: signal.Signals, without_rays: bool = False) -> Iterato
 
     Args:
         number: the signal.
-        without_rays: whether to disable Ray's handler inside the context, because it would end the program at once.
+        without_rays: whether to disable Ray's handler inside the context, because Ray's handler would end the program
+            at once.
     """
     before = signal.getsignal(number)
     is_rays = str(getattr(before, "__module__", "")).partition(".")[0] == "ray"

@@ -132,7 +132,7 @@ def _dies_with_launcher() -> Callable[[], None] | None:
 
 
 def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: int) -> int:
-    """Print which rank failed first, its position and its traceback; return the exit code of the job."""
+    """Print which rank failed first, in which phase and step, and its traceback; return the exit code of the job."""
     local = next(rank for rank, process in enumerate(processes) if process.returncode == code)
     failures = {rank: found for rank in range(len(processes)) if (found := read_failure(board.folder, rank))}
     # the process was killed, or has written no failure; its end has then caused the failures of other processes

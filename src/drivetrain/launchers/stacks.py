@@ -5,8 +5,8 @@ There are two methods. The first is a thread of the rank: when a file name arriv
 writes the stacks and the trace of collectives to a file of that name. The thread needs the interpreter's lock, which a
 rank that waits in a collective has released. Until a name arrives, the thread sleeps and costs nothing. If other code
 holds the lock, the thread cannot answer. The second method is a signal, on which Python's faulthandler writes the
-stacks without the lock. It may crash a process in which other threads run Python, so it is used only if the first
-method fails: then one thread holds the lock, and no other runs Python.
+stacks without the lock. This signal may crash a process in which other threads run Python, so it is used only if the
+first method fails: then one thread holds the lock, and no other thread runs Python.
 
 This file is imported without torch.
 """
@@ -96,8 +96,8 @@ class Process:
             stopped by a debugger, "Z" ended; "" if there is no such process, "?" if the system cannot tell.
         traced: whether a debugger is attached.
         cpu_s: the processor time that the process has used, in seconds.
-        answers: whether the process has a handler for the signal that asks for its stacks. Without one, the signal
-            would end the process.
+        answers: whether the process has a handler for the signal that asks for its stacks. Without such a handler, the
+            signal would end the process.
     """
 
     state: str = "?"

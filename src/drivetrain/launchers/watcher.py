@@ -75,7 +75,7 @@ class _Ranks:
     """The ranks of this machine, which are not children of this process.
 
     Args:
-        board: the board of the job; each rank that has joined has written its process id there.
+        board: shows the progress of the job's ranks; each rank that has joined has written its process id there.
     """
 
     def __init__(self, board: Board) -> None:
