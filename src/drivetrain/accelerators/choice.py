@@ -146,7 +146,7 @@ def check_numbers(given: Any, parsed: Any, accelerator: Accelerator) -> None:
     Raises:
         ConfigurationError: a number does not exist, or occurs twice.
     """
-    # an accelerator may return another form than a list of numbers, which is not checked
+    # only a list of numbers is checked; an accelerator may return another form
     if isinstance(parsed, (list, tuple)) and all(type(index) is int for index in parsed):
         check_indices(given, parsed, accelerator.auto_device_count(), f"the accelerator {accelerator.name!r}")
 

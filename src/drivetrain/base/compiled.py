@@ -18,7 +18,7 @@ from torch import nn
 
 from drivetrain.base import torch_private
 
-# the attribute of a compiled call with its context; torch drops the call when a module is copied or pickled
+# the attribute in which a compiled call keeps its context; torch drops the call when a module is copied or pickled
 _CONTEXT = "drivetrain_context"
 _WRAPPER = f"{torch_private.WRAPPED}."
 _IN_A_NAME = re.compile(rf"(?<![^.]){re.escape(_WRAPPER)}")
@@ -63,7 +63,7 @@ def compile_forward(module: nn.Module, context: Any) -> None:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         own = attributes.get("forward")
-        # set only during this call, so that a copy of the module does not run the layers of the original
+        # set ``forward`` only during this call, so that a copy of the module does not run the layers of the original
         attributes["forward"] = compiled
         try:
             return inner(*args, **kwargs)

@@ -192,7 +192,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
             raise
         raise OSError(failure.errno, reason(failure, target), os.fspath(target)) from error
     finally:
-        # an error: the file has been renamed, or the error of the write is being raised
+        # an error here means that the file was renamed, or that the error of the write is being raised
         with contextlib.suppress(OSError):
             temporary.unlink()
     if durable:

@@ -36,8 +36,8 @@ def check_part(cls: type) -> None:
 
 @supplied
 def check_overrides(cls: type) -> None:
-    """Check that drivetrain calls all overrides in a user's class; warn about names that are similar to members of its
-    contract.
+    """Check that drivetrain calls all overrides in a user's class; warn about names that are similar to members of the
+    class's contract.
 
     Raises:
         ConfigurationError: the class overrides a member that is never called.

@@ -33,7 +33,7 @@ class Later:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and self.__dict__.get("__name__") not in sys.modules:
-            # no import for a tool, such as jsonargparse, that looks at all names of a module
+            # a tool, such as jsonargparse, that looks at all names of a module must not import this one
             raise AttributeError(name)
         return getattr(importlib.import_module(self.__name__), name)
 
@@ -96,7 +96,7 @@ def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules:
             return importlib.import_module(f"{package}.{name}")
         if name not in files:
             start = f"module {package!r} has no attribute {name!r}"
-            # imports and tools ask for these attributes, so the plain message is enough
+            # no similar name for attributes that imports and tools ask for, not users
             if not (name.startswith("__") or _is_private_module(package, name)):
                 start = _message(start, package, name)
             # Without obj=, Python does not add a suggestion of its own.

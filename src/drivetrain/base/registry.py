@@ -28,7 +28,7 @@ from drivetrain.errors import ConfigurationError, UnknownNameError, WrongTypeErr
 if TYPE_CHECKING:
     from importlib import metadata
 else:
-    # a Later, because the module is slow to import, and ``--help`` does not need it
+    # imported at first use, because the module is slow to import, and ``--help`` does not need the module
     metadata = Later("importlib.metadata")
 
 T = TypeVar("T")

@@ -334,7 +334,7 @@ def _opened(address: str | os.PathLike[str]) -> tuple[Any, str]:
 
     with _explained(address, "could not be opened"):
         system, path = fsspec_core.url_to_fs(text)
-        system.invalidate_cache()  # because another process may have written files since the last listing
+        system.invalidate_cache()  # another process may have written files since the last listing
     return system, path
 
 

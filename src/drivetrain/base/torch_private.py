@@ -246,7 +246,7 @@ def input_check_of_sync_batch_norm() -> dict[str, Any]:
 # ---- torch.compile ---------------------------------------------------------------------------------------------------
 
 DYNAMO = "torch._dynamo"
-"""The package of torch that compiles. Because it is slow to import, checks only look it up in ``sys.modules``."""
+"""The package of torch that compiles; it is slow to import, so checks only look for it in ``sys.modules``."""
 
 _rules: Any = Later("torch._dynamo.trace_rules")
 _inlining: Any = Later("torch._dynamo.external_utils")

@@ -45,14 +45,14 @@ class Arena:
         self.descriptor = _new_memory()
         self.size, self._used = 0, CONTROL
         self._map: Any = None
-        # the address and the size of each map of the file that tensors may still use
+        # the address and the size of each memory map of the file, because tensors may still use earlier maps
         self._mapped: list[tuple[int, int]] = []
-        # Tensors whose storage is this memory: those of this checkpoint, and those of the checkpoint before. They are
-        # kept because most checkpoints have the same tensors.
+        # Tensors whose storage is this memory: those of this checkpoint, and those of the checkpoint before. These
+        # tensors are kept for reuse, because most checkpoints have the same tensors.
         self._views: dict[Any, Tensor] = {}
         self._views_before: dict[Any, Tensor] = {}
         self._unpin: Callable[[], object] | None = None
-        self._unfilled: list[tuple[Tensor, Tensor]] = []  # pairs: a copy, and the tensor whose values it gets
+        self._unfilled: list[tuple[Tensor, Tensor]] = []  # pairs: a copy, and the tensor whose values the copy gets
         self._copying: list[torch.Event] = []  # each event happens when a device has made its copies
         self._grow(CONTROL)
 

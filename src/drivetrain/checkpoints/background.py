@@ -142,7 +142,8 @@ class AsyncCheckpointIO(CheckpointIO):
 
     @contextlib.contextmanager
     def one_save(self) -> Iterator[None]:
-        """Context of one save. In it, :meth:`hold` and :meth:`begin` may be called several times, for several files.
+        """Context of one save. In this context, :meth:`hold` and :meth:`begin` may be called several times, for several
+        files.
 
         The context first waits until the files of the previous save are written, because this save overwrites the
         copies of those files' tensors.
@@ -155,7 +156,7 @@ class AsyncCheckpointIO(CheckpointIO):
             self._running.clear()
             self._writes = {name: write for name, write in self._writes.items() if write.exception() is not None}
             for failed in self._writes:
-                self.wait(failed)  # raises its error
+                self.wait(failed)  # raises the error of this write
             self._in_place = False
             if self._arena is not None:
                 self._arena.clear()

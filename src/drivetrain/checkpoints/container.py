@@ -123,7 +123,7 @@ class _UnreadPickler(_Pickler):
         return rebuild, (_Pending(source, kind), *place, needs_grad, OrderedDict(), *rest)
 
     def persistent_id(self, obj: Any) -> Any:
-        if type(obj) in _NEVER:  # most objects are numbers of random states
+        if type(obj) in _NEVER:  # most objects in a checkpoint are numbers of random states
             return None
         is_pending = isinstance(obj, _Pending)
         kind: Any = obj.kind if is_pending else obj

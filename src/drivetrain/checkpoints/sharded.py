@@ -51,7 +51,7 @@ from drivetrain.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 _FORMAT = "drivetrain sharded checkpoint"
-_VERSION = 2  # 1 if the manifest lists all parts of tensors
+_VERSION = 2  # the version is 1 if the manifest itself lists all parts of tensors
 
 Folder = Path | str
 """A local folder, or the address of one."""

@@ -224,7 +224,7 @@ class Logbook:
     def find_batch_size(self) -> int:
         """Return the size of the current batch: the first dimension of its first tensor."""
         batch = self.batch
-        if self._compared_sizes:  # compared only once per run, because this traverses the batch
+        if self._compared_sizes:  # sizes are compared only once per run, because the comparison traverses the batch
             if type(batch) in (list, tuple) and batch:
                 batch = batch[0]
             if isinstance(batch, Tensor):
