@@ -166,8 +166,8 @@ class CheckpointMismatchError(CheckpointError, RuntimeError):
 
 
 class PeerError(DrivetrainError):
-    """Another rank of the job has failed, so this rank ends, too. The message names the rank, the place, and the
-    exception.
+    """Another rank of the job has failed, so this rank ends, too. The message says which rank failed, where, and with
+    which exception.
     """
 
 

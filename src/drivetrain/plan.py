@@ -1,6 +1,6 @@
 """Make a frozen plan with its reasons, once, from the settings and the machine. Nothing is built here.
 
-For each part, the first row that applies decides. ``tests/test_plan.py`` tests each row without hardware:
+For each part of a run, the first row that applies decides. ``tests/test_plan.py`` tests each row without hardware:
 
 ============  ================================================  =======================================================
 what          given                                             choice

@@ -1,7 +1,7 @@
 """Lists of the parts of tensors that each process has written into a checkpoint's folder: see sharded.py.
 
-Usually the manifest contains all lists. If all processes together have very many parts, each process writes its list
-into a file of its own, so the process that writes the manifest has little to do.
+Usually the manifest, the checkpoint's list of its files, contains all lists. If all processes together have very many
+parts, each process writes its list into a file of its own, so the process that writes the manifest has little to do.
 """
 
 from __future__ import annotations

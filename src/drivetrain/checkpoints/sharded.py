@@ -138,7 +138,7 @@ def list_apart(folder: Folder, name: str, written: Written, processes: int, writ
     ``name``.
 
     Returns:
-        ``written``, or a copy of it with that file instead of the parts.
+        ``written``, or a copy of ``written`` with that file instead of the parts.
     """
     if sum(len(each.pieces) for each in written.tensors.values()) * processes <= MOST_IN_MANIFEST:
         return written

@@ -80,7 +80,7 @@ class Sheet:
         (self.folder / _RUN).write_text(os.path.abspath(path))
 
     def note_collective(self, text: str) -> None:
-        """Write for the report the collective in or after which this rank has failed, as "in ..." or "after ..."."""
+        """Keep for the report in or after which collective this rank has failed, as "in ..." or "after ..."."""
         (self.folder / f"{self.local_rank}.collective").write_text(text)
 
 
@@ -98,21 +98,21 @@ _own: list[Sheet] = []  # the sheet of this process
 
 
 def join_board(folder: Path, local_rank: int) -> Sheet:
-    """Return a new sheet for this rank, on a board that another process has created. From now on, :func:`own_sheet`
-    returns this sheet.
+    """Return a new :class:`Sheet` for this rank, on a board that another process has created. From now on,
+    :func:`own_sheet` returns this sheet.
     """
     _own[:] = [Sheet(folder, local_rank)]
     return _own[0]
 
 
 def leave_board() -> None:
-    """Forget the rank's sheet in a process that was forked from the rank, because only the rank writes to the sheet."""
+    """Forget the rank's :class:`Sheet` in a process that was forked from the rank: only the rank writes to the sheet."""
     os.environ.pop(BOARD, None)
     _own.clear()
 
 
 def own_sheet() -> Sheet | None:
-    """Return this rank's sheet of the board; ``None`` if there is no board."""
+    """Return the :class:`Sheet` to which this rank writes; ``None`` if there is no board."""
     folder = os.environ.pop(BOARD, "")
     if folder and "LOCAL_RANK" in os.environ:
         try:
@@ -196,7 +196,7 @@ class Board:
         return bool(words[SHOWN] and words[PHASE])
 
     def note_collective(self, local_rank: int, text: str) -> None:
-        """Write for the report the collective in which a rank waits."""
+        """Keep for the report in which collective a rank waits."""
         (self.folder / f"{local_rank}.collective").write_text(text)
 
     def stacks(self, local_rank: int) -> str:

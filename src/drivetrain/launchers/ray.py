@@ -295,7 +295,7 @@ def variables_for(seats: Sequence[Seat], here: str, board: Path | None = None) -
 
     The ranks on a machine are consecutive, and the machine ``here`` has the first ranks. Each actor sees the devices of
     all actors on its machine. If all actors are on one machine, they meet at a loopback address. Actors on ``here``
-    show their progress on the board in the folder ``board``.
+    show their progress in the folder ``board``.
     """
     nodes = sorted(dict.fromkeys(seat.node for seat in seats), key=lambda node: node != here)
     members = [[index for index, seat in enumerate(seats) if seat.node == node] for node in nodes]

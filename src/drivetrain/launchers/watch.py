@@ -27,7 +27,7 @@ from drivetrain.launchers.board import BATCHES, PHASE, SAVING, SHOWN, STALL, STE
 
 _STOPPED_TIMEOUT_S = 60.0
 _BUSY = 0.1  # a rank is busy if it uses more than this share of one processor
-_LOOK_S = 1.0  # seconds between two reads of the board
+_LOOK_S = 1.0  # seconds between two reads of the ranks' progress
 _AGAIN_S = 10.0  # seconds between two requests to ranks that make no progress
 _ENGINE_S = 60.0  # the same for a program with an Engine, whose ranks never show their progress
 

@@ -38,7 +38,7 @@ def start(folder: Path) -> None:
 
 
 def main(folder: str) -> None:
-    """Watch the ranks whose board is in ``folder`` until all of them have ended."""
+    """Watch the ranks that show their progress in ``folder``, until all of them have ended."""
     _close_inherited()
     _ignore_signals()
     hold(Path(folder))  # keep the folder locked until this process ends

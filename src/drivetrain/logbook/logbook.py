@@ -44,7 +44,7 @@ class Row(NamedTuple):
     name: str
     value: Any
     entry: Entry
-    parts: tuple[Any, float] | None = None  # for a shared value: this rank's part in the exchange
+    parts: tuple[Any, float] | None = None  # for a value that ranks exchange: what this rank contributes
 
 
 class Scope:
@@ -95,7 +95,7 @@ class Logbook:
     # ---- for the loops -----------------------------------------------------------------------------------------
 
     def scope_for(self, group: str, hook: str, rule: LogRule | None, dataloader_idx: int | None = None) -> Scope:
-        """Return the scope of ``hook`` in ``group`` ("train", "validate", ...), created on first use."""
+        """Return the :class:`Scope` of ``hook`` in ``group`` ("train", "validate", ...), created on first use."""
         key = hook if dataloader_idx is None else f"{hook}/{dataloader_idx}"
         scopes = self._groups.setdefault(group, {})
         if key not in scopes:
@@ -164,7 +164,7 @@ class Logbook:
         self.batch, self.size, self.scope, self.copies = batch, None, scope, copies
 
     def enter(self, scope: Scope | None) -> Scope | None:
-        """Set the current scope; return the previous one, to restore it."""
+        """Set the current :class:`Scope`; return the previous scope, which the caller restores later."""
         outer, self.scope = self.scope, scope
         return outer
 
@@ -383,8 +383,8 @@ class Logbook:
     def load_state_dict(
         self, group: str, states: list[dict[str, Any]], rules: Mapping[str, LogRule], source: str | None = None
     ) -> None:
-        """Restore results of :meth:`state_dict`. If a name has several states, from several ranks, they are reduced to
-        one. ``source`` is the name of the checkpoint in messages.
+        """Restore results of :meth:`state_dict`. If a name has several states, from several ranks, these states are
+        reduced to one. ``source`` is the name of the checkpoint in messages.
         """
         restored = dict[Any, Entry]()
         for state in states:

@@ -1,5 +1,5 @@
-"""Combine the values that a module's replicas log about their parts of one batch into those that one module
-would log.
+"""Combine the values that a module's replicas log about their parts of one batch into the values that one module would
+log.
 """
 
 from __future__ import annotations
