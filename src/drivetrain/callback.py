@@ -20,7 +20,7 @@ class Callback:
     """Base class of callbacks. Override the hooks you need; hooks that are not overridden cost nothing in a step.
 
     Every hook gets ``(trainer, pl_module, ...)``. A callback's hook runs before the module's hook of the same name, and
-    callbacks run in the order of the list; The attributes ``position`` and ``monitors`` declare exceptions from this
+    callbacks run in the order of the list; the attributes ``position`` and ``monitors`` declare exceptions from this
     order. A hook may call ``self.log`` if the module's hook of the same name may.
     """
 

@@ -166,9 +166,7 @@ class CheckpointMismatchError(CheckpointError, RuntimeError):
 
 
 class PeerError(DrivetrainError):
-    """Another rank of the job has failed, so this rank ends, too. The message says which rank failed, where, and with
-    which exception.
-    """
+    """Another rank of the job has failed, so this rank ends, too. The message says which rank, where and why."""
 
 
 _LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")

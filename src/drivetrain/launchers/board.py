@@ -106,7 +106,7 @@ def join_board(folder: Path, local_rank: int) -> Sheet:
 
 
 def leave_board() -> None:
-    """Forget the rank's :class:`Sheet` in a process that was forked from the rank: only the rank writes to the sheet."""
+    """Forget the rank's :class:`Sheet` in a process that was forked from the rank: only the rank writes to it."""
     os.environ.pop(BOARD, None)
     _own.clear()
 
