@@ -55,7 +55,7 @@ class Writer:
             raise WriterEndedError(f"it could not be started: {error}") from error
         finally:
             theirs.close()
-        # ends the process also when this object, or the program, ends without close()
+        # also when this object, or the program, ends without close()
         self._end = weakref.finalize(self, _end, self._process, self._connection)
         late = threading.Timer(_START_S, self._process.kill)
         late.start()
