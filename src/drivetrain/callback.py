@@ -20,8 +20,8 @@ class Callback:
     """Base class of callbacks. Override the hooks you need; hooks that are not overridden cost nothing in a step.
 
     Every hook gets ``(trainer, pl_module, ...)``. A callback's hook runs before the module's hook of the same name, and
-    callbacks run in the order of the list; ``position`` and ``monitors`` declare two exceptions. A hook may call
-    ``self.log`` if the module's hook of the same name may.
+    callbacks run in the order of the list; the attributes ``position`` and ``monitors`` declare exceptions from this
+    order. A hook may call ``self.log`` if the module's hook of the same name may.
     """
 
     position: Literal["first", "any", "last"] = "any"
@@ -33,8 +33,8 @@ class Callback:
     """
 
     idle_hooks: frozenset[str] = frozenset()
-    """Hooks that the class overrides, but that need not be called on this instance, because its options do not use
-    them. The loop reads these names when a run starts; an idle hook costs nothing in a step.
+    """Hooks that the class overrides, but that need not be called on this instance, because the instance's options do
+    not use them. The loop reads these names when a run starts; an idle hook costs nothing in a step.
     """
 
     ends_training: bool = False
@@ -49,11 +49,12 @@ class Callback:
 
     needs_every_rank: bool = False
     """Whether every rank needs this callback with the same options, because its hooks exchange values between ranks or
-    change the training. The ranks compare the ``state_key`` of these callbacks when a run begins."""
+    change the training. When a run begins, the ranks compare the ``state_key`` of the callbacks for which this is
+    true."""
 
     changes_in_validation: bool = True
-    """Whether the callback's state may change during a validation. A run that resumes from a checkpoint that was saved
-    during a validation repeats the validation, and warns about such callbacks.
+    """Whether the callback's state may change during a validation. If a checkpoint was saved during a validation, a run
+    that resumes from it repeats the validation, and warns about such callbacks.
     """
 
     keeps_weights: bool = False
@@ -104,7 +105,7 @@ class Callback:
         """Called before the validation batches of the sanity check."""
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called after the sanity check, when metrics, progress and random generators are as before it."""
+        """Called after the sanity check, when metrics, progress and random generators are as before this check."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Called before the first epoch."""
@@ -198,8 +199,8 @@ class Callback:
         """Called after a prediction batch; ``outputs`` is the result of ``predict_step``."""
 
     def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Called before the gradients of the previous optimizer step are cleared, after the first ``training_step``
-        since then.
+        """Called before the gradients of the previous optimizer step are cleared: after the first ``training_step``
+        that follows this optimizer step.
         """
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
@@ -246,8 +247,8 @@ class KeepsWeights(Callback):
     def load_weights(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any], fitting: bool
     ) -> None:
-        """Load the weights from ``checkpoint``. Afterwards the module loads its "state_dict", which this method may
-        change.
+        """Load the weights from ``checkpoint``. Afterwards the module loads ``checkpoint["state_dict"]``, which this
+        method may change.
         """
 
 
@@ -255,7 +256,7 @@ class Checkpoint(Callback):
     """Base class of callbacks that write checkpoints.
 
     Such a callback runs last. At the end of a batch, a validation or an epoch, its hook runs even after the module's,
-    so that it saves the effect of all other hooks.
+    so that the checkpoint contains the effect of all other hooks.
     """
 
     position = "last"
@@ -271,13 +272,13 @@ class Checkpoint(Callback):
         """Return the files in a folder that the user chose. ``ckpt_path="last"`` may use any of these files, whichever
         program has saved it.
 
-        Of the files of all callbacks, the newest complete one is used.
+        Of the files that all callbacks return, the newest complete file is used.
         """
         return []
 
     def save_folders(self, trainer: Trainer) -> list[str]:
-        """Return the folder into which a fit saves when it is asked to end, followed by the folders of other runs, if
-        there are any. ``ckpt_path="last"`` may use a file in these folders if the same program with the same
-        configuration has saved it.
+        """Return the folder into which a fit saves when a signal or a time limit ends the fit, followed by the folders
+        of other runs, if there are any. ``ckpt_path="last"`` may use a file in these folders if the same program with
+        the same configuration has saved it.
         """
         return []

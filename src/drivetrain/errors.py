@@ -129,7 +129,7 @@ class UnloggableError(LoggingError, ValueError):
 
 
 class SIGTERMException(SystemExit):
-    """The run ends because its process was sent SIGTERM; a program that does not catch it ends with exit code 143."""
+    """The run ends because its process was sent SIGTERM; if no code catches this exception, the exit code is 143."""
 
     def __init__(self, code: int = 128 + 15) -> None:
         super().__init__(code)
@@ -166,9 +166,7 @@ class CheckpointMismatchError(CheckpointError, RuntimeError):
 
 
 class PeerError(DrivetrainError):
-    """Another rank of the job has failed, so this rank ends, too. The message names the rank, the place, and the
-    exception.
-    """
+    """Another rank of the job has failed, so this rank ends, too. The message says which rank, where and why."""
 
 
 _LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
@@ -178,7 +176,7 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     """Return the ``known`` name most similar to ``word``, ignoring case; ``None`` if none is similar."""
     names = {name.lower(): name for name in sorted(known)}
     found = difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.6)
-    # a name with the same letters is preferred: "dpp" means "ddp"
+    # a name with the same letters is preferred: "dpp" probably means "ddp"
     mistyped = (each for each in found if len(each) == len(word) and set(each) == set(word.lower()))
     return names[next(mistyped, found[0])] if found else None
 
@@ -308,7 +306,7 @@ def check_count(owner: str, name: str, value: Any, lowest: int = 0, otherwise: i
         optional: whether ``None`` is accepted, too.
 
     Raises:
-        ConfigurationError: the value is smaller.
+        ConfigurationError: the value is smaller than ``lowest``.
         WrongTypeError: the value is not an int.
     """
     if not is_count(value, lowest) and not (optional and value is None):

@@ -25,19 +25,21 @@ class Parity:
         summary_draws: the forward pass of a model summary with ``example_input_array`` advances the random generators;
             otherwise their states are restored after the pass.
         uneven_sweeps: in a learning rate sweep the second rate is two steps above the first, the running mean of n
-            losses is divided by the weights of n + 1, of a window only the last batch counts, divided by the window,
-            slopes are those over the rates, each epoch is validated, and the sweep ends with the last epoch of the fit.
-            Otherwise rates are evenly spaced, the mean is taken over the windows' losses, slopes are computed over the
-            logarithms of the rates, nothing is validated, and all rates are tried.
+            losses is divided by the weights of n + 1, the loss of an optimizer step is that of the step's last batch,
+            divided by the number of the step's batches, slopes are those over the rates, each epoch is validated, and
+            the sweep ends with the last epoch of the fit. Otherwise rates are evenly spaced, the mean is taken over the
+            losses of whole optimizer steps, slopes are computed over the logarithms of the rates, nothing is validated,
+            and all rates are tried.
         early_iterators: a pass over a loader starts before the epoch's start hooks: the first training pass before
             ``on_train_start``, an evaluation before ``on_validation_start``. Loaders that are not DataLoaders are
             started once more when they are set up, and all training loaders when they are reloaded. A DataLoader
-            without workers is not asked for its end, where a sampler with a generator draws another order. Otherwise a
-            pass starts once, after those hooks, and the loader is exhausted.
+            without workers is not iterated to its end, where a sampler with a generator would draw another order.
+            Otherwise a pass starts once, after those hooks, and the loader is exhausted.
         early_averages: stochastic weight averaging begins an epoch earlier, and averages the parameters at the start of
             an epoch. A run that ends before ``max_epochs`` keeps its trained weights. The pass for the statistics of
-            batch norm ends with an optimizer step on the last window's gradients. Otherwise parameters and buffers are
-            averaged at the end of each epoch, including the last, and the pass for batch norm makes no optimizer step.
+            batch norm ends with an optimizer step, with the gradients of the training's last optimizer step. Otherwise
+            parameters and buffers are averaged at the end of each epoch, including the last, and the pass for batch
+            norm makes no optimizer step.
         iterated_batches: the size of a batch that can be iterated over is that of the first tensor that its iteration
             gives, also if the batch is a dataclass; otherwise a dataclass has the size of its first tensor.
         pickle: checkpoints may contain any Python object, also when they are read. Reading such a file can run code, so

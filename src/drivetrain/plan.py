@@ -1,6 +1,6 @@
 """Make a frozen plan with its reasons, once, from the settings and the machine. Nothing is built here.
 
-For each part, the first row that applies decides. ``tests/test_plan.py`` tests each row without hardware:
+For each part of a run, the first row that applies decides. ``tests/test_plan.py`` tests each row without hardware:
 
 ============  ================================================  =======================================================
 what          given                                             choice
@@ -75,7 +75,7 @@ _SYNC = "sync_batchnorm"  # the argument of the Trainer, and the name of the lay
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts about this machine on which a plan depends, as plain data, so that a test can invent them.
+    """The facts about this machine on which a plan depends, as plain data, so that a test can invent such facts.
 
     Which accelerators are available is not among these facts, because the plan asks the accelerators.
 
@@ -94,7 +94,7 @@ class Machine:
 
     @classmethod
     def detect(cls, environ: MutableMapping[str, str] = os.environ, given: ClusterEnvironment | None = None) -> Machine:
-        """Return the facts about this machine and process; if ``given`` is an environment, no other one is detected."""
+        """Return the facts about this machine and process; if ``given`` is an environment, none is detected."""
         return cls(
             environment=detect(environ, given),
             has_tensorboard=find_spec("tensorboard") is not None,
@@ -213,8 +213,8 @@ def _processes_for(strategy: Entry[Strategy] | Strategy, devices: Sequence[torch
 def _processes(
     environment: ClusterEnvironment, why: str, cls: type[Strategy], count: int, num_nodes: int, start_method: str | None
 ) -> tuple[str, str]:
-    """Return a text about the job's processes, and the reason. It is true in each process, and in the process that
-    starts them.
+    """Return a text about the job's processes, and the reason. The text is true in each process of the job, and in the
+    process that starts them.
     """
     if start_method is not None:
         each = f"{count}, started" if num_nodes == 1 else f"{count} on each of {num_nodes} machines, started"
@@ -301,7 +301,7 @@ def _environment(plugin: ClusterEnvironment | None, own: OwnParts, machine: Mach
             "Give the cluster environment once."
         )
     if (given := carried or plugin) is not None:
-        check_part(type(given))  # before the environment is asked for the job's size
+        check_part(type(given))  # checked before the environment is asked for the job's size
         return given, "it was passed in plugins=" if carried is None else "the strategy carries it"
     environment, evidence = machine.environment or (LocalEnvironment({}), LocalEnvironment.evidence)
     if isinstance(environment, LocalEnvironment) and environment.creates_processes_externally:

@@ -39,7 +39,7 @@ from drivetrain.errors import (
 )
 
 with on_first_use:
-    from drivetrain.base import compile_options  # it imports torch
+    from drivetrain.base import compile_options  # compile_options imports torch
 
 if TYPE_CHECKING:
     from drivetrain.accelerators.accelerator import Accelerator

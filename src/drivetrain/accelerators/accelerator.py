@@ -76,8 +76,8 @@ class Accelerator(ABC):
     # ---- names ---------------------------------------------------------------------------------------------------
 
     auto_priority: int | None = None
-    """``accelerator="auto"`` chooses the available accelerator with the highest priority; ``None``: it never chooses
-    this one.
+    """``accelerator="auto"`` chooses the available accelerator with the highest priority; ``None``: "auto" never
+    chooses this accelerator.
 
     The priorities of drivetrain's accelerators: TPU 400, MPS 300, CUDA 200, any other device type of torch 100, CPU 0.
     """
@@ -96,7 +96,7 @@ class Accelerator(ABC):
     """The name of the strategy that ``strategy="auto"`` chooses for several of these devices."""
 
     yields_to_torch: bool = False
-    """Whether this class gives way to torch's own device type of the same name, if that is available."""
+    """Whether torch's own device type of the same name, if it is available, is used instead of this class."""
 
     own_strategies_only: bool = False
     """Whether only strategies that name this accelerator in their ``facts.accelerators`` work on it."""
@@ -161,7 +161,9 @@ class Accelerator(ABC):
 
     @cached_property
     def first_device(self) -> torch.device:
-        """One of these devices, from which their device type is read; a plan sets it to one of the plan's devices."""
+        """One of these devices, from which their device type is read; a plan sets this attribute to one of the plan's
+        devices.
+        """
         return self.get_parallel_devices([0])[0]
 
     @classmethod

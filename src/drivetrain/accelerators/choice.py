@@ -146,14 +146,13 @@ def check_numbers(given: Any, parsed: Any, accelerator: Accelerator) -> None:
     Raises:
         ConfigurationError: a number does not exist, or occurs twice.
     """
-    # an accelerator may return another form than a list of numbers, which is not checked
+    # only a list of numbers is checked; an accelerator may return another form
     if isinstance(parsed, (list, tuple)) and all(type(index) is int for index in parsed):
         check_indices(given, parsed, accelerator.auto_device_count(), f"the accelerator {accelerator.name!r}")
 
 
 def check_limit(given: Any, count: int, accelerator: Accelerator, reserved: int | None = None) -> None:
-    """Check that the cluster has reserved ``count`` devices, and that the accelerator has so many if it declares a
-    limit.
+    """Check that the cluster has reserved ``count`` devices, and that an accelerator that declares a limit has so many.
 
     Args:
         given: ``devices`` as the user has written it.
@@ -162,7 +161,7 @@ def check_limit(given: Any, count: int, accelerator: Accelerator, reserved: int 
         reserved: the number that the cluster has reserved on each machine; ``None``: unknown.
 
     Raises:
-        ConfigurationError: there are fewer devices.
+        ConfigurationError: there are fewer devices than ``count``.
     """
     if reserved is not None and count > reserved:
         raise ConfigurationError(

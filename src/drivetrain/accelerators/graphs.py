@@ -51,8 +51,8 @@ class GraphRecorder:
     def beside(self, waits: list[str] | None = None) -> Iterator[None]:
         """Context whose work runs on the stream on which graphs are recorded.
 
-        A synchronization with the device cannot be recorded. On backends that warn of synchronizations, each adds its
-        file and line to ``waits``.
+        A synchronization with the device cannot be recorded. On backends that warn of synchronizations, the file and
+        line of each synchronization are added to ``waits``.
         """
         outer = torch.accelerator.current_stream(self._device)
         self._stream.wait_stream(outer)
@@ -65,12 +65,12 @@ class GraphRecorder:
         outer.wait_stream(self._stream)
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """Call ``work`` once, and record what it queues; the device does not run it now.
+        """Call ``work`` once, and record the operations that it queues; the device does not run these operations now.
 
         Returns: The result of ``work``, whose tensors each replay fills, and the function that replays the graph.
 
         Raises:
-            Exception: the exception of ``work``, even if the recording then cannot be ended.
+            Exception: the exception of ``work``, even if ending the recording raises another one.
         """
         graph, failed = self._new_graph(), None
         try:
@@ -93,7 +93,7 @@ class GraphRecorder:
             for name in ("endAllocateToPool", "releasePool"):
                 if (end := function_of_device(self._device.type, name)) is not None:
                     end(self._device.index, pool)
-        with self._stream, self._new_graph():  # a complete recording: its end makes the random generators usable again
+        with self._stream, self._new_graph():  # completing a recording makes the random generators usable again
             torch.zeros(1, device=self._device)
 
 

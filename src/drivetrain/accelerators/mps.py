@@ -9,19 +9,22 @@ from drivetrain.base.packages import psutil
 
 
 class MPSAccelerator(TorchDeviceAccelerator):
-    """Apple's GPUs. A machine has one such device. It has no float64, and a job on it has only one process."""
+    """Apple's GPUs. A machine has one such device.
+
+    The device has no float64, and a job that uses the device has only one process.
+    """
 
     _names = ("mps",)
     type = "mps"
     auto_priority = 300
     supports_float64 = False
     supports_streams = False
-    supports_non_blocking = False  # it gives wrong values: https://github.com/pytorch/pytorch/issues/189690
+    supports_non_blocking = False  # copies would be wrong: https://github.com/pytorch/pytorch/issues/189690
     supports_several_devices = False
 
     @classmethod
     def auto_device_count(cls) -> int:
-        return 1  # the caller converts devices such as -1 with this count
+        return 1  # the caller uses this count to convert values such as devices=-1
 
     @classmethod
     def is_available(cls) -> bool:
@@ -37,8 +40,8 @@ class MPSAccelerator(TorchDeviceAccelerator):
         """Do nothing: there is one device."""
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Return the percentages of processor, memory and swap in use on the host, with which the GPU shares its
-        memory, and the bytes of the GPU's tensors.
+        """Return the percentages of processor, memory and swap in use on the host, and the bytes of the GPU's tensors.
+        The GPU shares the host's memory.
         """
         return {
             "M1_cpu_percent": psutil.cpu_percent(),

@@ -14,7 +14,7 @@ from drivetrain.base import torch_private
 from drivetrain.errors import ConfigurationError, WrongTypeError
 
 _NO_ACCELERATORS = frozenset({"cpu", "meta", "lazy", "xla", "hip", "privateuseone"})
-"""Device types of torch that compute nothing, that another file of this folder serves, or that have a better name."""
+"""Device types of torch that compute nothing, that have another file in this folder, or that have a better name."""
 
 _RETIRED = frozenset({"mkldnn", "opengl", "opencl", "ideep"})
 """Device types that torch no longer has. torch still accepts their names, with a warning."""
@@ -140,7 +140,7 @@ def as_auto(given: Any, accelerator: Accelerator, numbers_of: Callable[[int], li
     """Return "auto" if ``given`` means all processes that the cluster has started on this machine, and the cluster
     gives them other devices than the first ones; otherwise ``given``.
 
-    -1 and the number of processes mean all. A cluster may give one device to several processes.
+    -1 and the number of these processes mean all of them. A cluster may give one device to several processes.
 
     Args:
         given: ``devices`` as the user has written it.

@@ -18,7 +18,7 @@ _KIB = 1024
 
 
 class XLAAccelerator(Accelerator):
-    """TPUs and other devices of torch_xla. This package is imported on first use.
+    """TPUs and other devices of torch_xla. The package torch_xla is imported on first use.
 
     ``accelerator="auto"`` chooses these devices, except torch_xla's CPU devices for tests, which need
     ``accelerator="xla"``.
@@ -73,7 +73,7 @@ class XLAAccelerator(Accelerator):
     def joins_auto(cls) -> bool:
         """Return whether torch_xla uses a device other than the CPU on this machine."""
         if os.environ.get("PJRT_DEVICE") == "CPU":
-            return False  # this needs no import of torch_xla
+            return False  # found out without an import of torch_xla
         try:
             return bool(torch_xla.runtime.device_type() != "CPU")
         except (ImportError, OSError, RuntimeError):

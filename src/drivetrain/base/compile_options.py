@@ -24,8 +24,8 @@ class CompileOptions:
     """The parsed value of ``Trainer(compile=...)``.
 
     Attributes:
-        blocks: what is compiled: ``None``: the complete model; "blocks": its repeated layers; otherwise the layers of
-            these classes, given as classes or as their names.
+        blocks: what is compiled: ``None``: the complete model; "blocks": the model's repeated layers; otherwise the
+            layers of these classes, given as classes or as their names.
         arguments: the arguments of ``torch.compile``.
     """
 
@@ -56,8 +56,8 @@ class CompileOptions:
 
 
 def _blocks_of(value: Any, owner: str, inside: bool = False) -> str | frozenset[type[nn.Module] | str] | None:
-    """Return the layers that ``value``, which is not a dictionary, selects. ``inside``: it is an entry of a dictionary,
-    in which True means "blocks".
+    """Return the layers that ``value``, which is not a dictionary, selects. ``inside``: whether ``value`` was an entry
+    of a dictionary; there, True means "blocks".
     """
     where = f'{owner}(compile={{"blocks": {shown(value)}}})' if inside else f"{owner}(compile={shown(value)})"
     if isinstance(value, bool) or (inside and value is None):

@@ -18,7 +18,7 @@ from torch import nn
 
 from drivetrain.base import torch_private
 
-# the attribute of a compiled call with its context; torch drops the call when a module is copied or pickled
+# the attribute in which a compiled call keeps its context; torch drops the call when a module is copied or pickled
 _CONTEXT = "drivetrain_context"
 _WRAPPER = f"{torch_private.WRAPPED}."
 _IN_A_NAME = re.compile(rf"(?<![^.]){re.escape(_WRAPPER)}")
@@ -32,7 +32,8 @@ def original(module: Any) -> Any:
 
 
 def compiled_in_place(module: Any) -> Any:
-    """Return :func:`original` of ``module``, compiled in place with the arguments of ``torch.compile``.
+    """Return the module inside a result of ``torch.compile``, compiled in place with the same arguments; return any
+    other object unchanged.
 
     The wrapper that ``torch.compile`` returned stays usable.
     """
@@ -62,7 +63,7 @@ def compile_forward(module: nn.Module, context: Any) -> None:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         own = attributes.get("forward")
-        # set only during this call, so that a copy of the module does not run the layers of the original
+        # set ``forward`` only during this call, so that a copy of the module does not run the layers of the original
         attributes["forward"] = compiled
         try:
             return inner(*args, **kwargs)
@@ -93,9 +94,9 @@ def context_of(module: nn.Module) -> Any:
 def compiled_method(module: nn.Module, name: str) -> Callable[..., Any]:
     """Return the method ``name``; if this file has compiled ``module`` in place, the method is compiled, too.
 
-    With ``fullgraph=True``, only calls of the module are compiled, not its steps, because a step that logs is never one
-    graph. A training step that calls optimizers itself is not compiled, because torch.compile would bypass drivetrain's
-    wrapper around the optimizer, which scales gradients, counts steps and calls hooks.
+    With ``fullgraph=True``, only calls of the module are compiled, not the module's steps, because a step that logs is
+    never one graph. A training step that calls optimizers itself is not compiled, because torch.compile would bypass
+    drivetrain's wrapper around the optimizer, which scales gradients, counts steps and calls hooks.
     """
     method: Callable[..., Any] = getattr(module, name)
     context = context_of(module)
@@ -140,8 +141,8 @@ def keep_out_of_graphs(*classes: type) -> None:
 
 
 def plain_names(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a module's state dict without the wrappers' prefixes, so that it fits the module with and without
-    ``torch.compile``.
+    """Return a module's state dict without the wrappers' prefixes, so that the state dict fits the module with and
+    without ``torch.compile``.
 
     The keys and the names in torch's metadata are renamed. A state dict without such prefixes is returned unchanged.
     """
@@ -149,9 +150,7 @@ def plain_names(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def own_names(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``state`` with the prefixes of those wrappers that are around submodules of ``module``, and without any
-    other.
-    """
+    """Return ``state`` with names that contain a wrapper's prefix exactly where ``module`` contains a wrapper."""
     wrapped = [
         f"{name}." for name, _ in module.named_modules(remove_duplicate=False) if f".{name}.".endswith(f".{_WRAPPER}")
     ]  # outer wrappers come before inner ones
@@ -176,7 +175,7 @@ def _names_wrappers(state: Mapping[str, Any]) -> bool:
 def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
     renamed: Any = type(state)() if isinstance(state, dict) else {}
     renamed.update((rename(name), value) for name, value in state.items())
-    metadata = getattr(state, "_metadata", None)  # by module's name: the version of the module
+    metadata = getattr(state, "_metadata", None)  # by the name of a module: the module's version
     if metadata is not None:
         renamed._metadata = {rename(f"{name}.")[:-1]: value for name, value in metadata.items()}
     return renamed

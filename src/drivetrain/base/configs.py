@@ -21,7 +21,8 @@ def as_plain(config: Any, resolve: bool = True) -> Any:
 
     Args:
         config: a DictConfig or a ListConfig.
-        resolve: whether to replace interpolations with their values; if one has no value, all are kept.
+        resolve: whether to replace interpolations with their values; if an interpolation has no value, all
+            interpolations are kept.
     """
     try:
         return omegaconf.OmegaConf.to_container(config, resolve=resolve)
@@ -36,10 +37,10 @@ def without_configs(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def state_of(config: Any) -> tuple[Any, bool | None, bool | None]:
     """Return the state from which :func:`restored` rebuilds ``config``: plain data, whether keys cannot be added (the
-    flag "struct"), and whether it is read-only.
+    flag "struct"), and whether ``config`` is read-only.
 
-    Interpolations are kept if ``config`` is a whole config. In a part of a larger config they are replaced by their
-    values, because they may refer to values outside the part.
+    Interpolations are kept if ``config`` is a whole config. In a part of a larger config, interpolations are replaced
+    by their values, because they may refer to values outside the part.
     """
     is_part = config._get_parent() is not None
     return as_plain(config, resolve=is_part), config._get_flag("struct"), config._get_flag("readonly")

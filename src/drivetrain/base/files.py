@@ -160,8 +160,8 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
         path: a file in an existing folder, or an address. A symbolic link there is replaced, not followed.
         durable: whether to write the file and its directory entry to the disk before the block ends. Uploads are always
             durable.
-        new: whether to raise an error instead of replacing a file. File systems without hard links cannot guarantee
-            this.
+        new: whether to raise an error instead of replacing a file. File systems without hard links cannot guarantee the
+            error.
 
     Raises:
         FileExistsError: ``new`` is true, and the file exists.
@@ -192,7 +192,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
             raise
         raise OSError(failure.errno, reason(failure, target), os.fspath(target)) from error
     finally:
-        # an error: the file has been renamed, or the error of the write is being raised
+        # an error here means that the file was renamed, or that the error of the write is being raised
         with contextlib.suppress(OSError):
             temporary.unlink()
     if durable:
@@ -218,8 +218,8 @@ def touch(path: str | os.PathLike[str]) -> None:
 
 
 def link(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces: bool = True) -> bool:
-    """Make ``path`` a relative symbolic link to ``source``, atomically; or a durable copy of it if links are not
-    possible.
+    """Make ``path`` a relative symbolic link to ``source``, atomically; or a durable copy of ``source`` if links are
+    not possible.
 
     Returns:
         False if ``replaces`` is False and ``path`` exists; then the file at ``path`` is kept.
@@ -312,11 +312,11 @@ def locked(
 ) -> Callable[[], None]:
     """Lock a local folder, if its file system can, and return a function that unlocks it.
 
-    The lock ends with the process, so a killed run leaves none. A process that has stopped does not block others for
-    ever.
+    The lock ends with the process, so a killed run leaves no lock. If a process that has the lock is stopped, other
+    processes continue after ``patience_s``.
 
     Args:
-        folder: an existing folder; if it cannot be used, nothing is locked.
+        folder: an existing folder; if this process cannot open the folder, nothing is locked.
         patience_s: after so many seconds, this process continues without the lock.
         waits: called if another process has the lock.
     """
@@ -415,8 +415,8 @@ def impossible_folder(path: str) -> str | None:
 class _Stream(io.RawIOBase):
     """A file that keeps the error of the first failed write, because torch's writer raises another exception instead.
 
-    With ``durable``, it tells the system to write each part to the disk early and to free the part's memory. Otherwise
-    the new file and the file that it replaces would both be in the system's memory until the end.
+    With ``durable``, this file tells the system to write each part to the disk early and to free the part's memory.
+    Otherwise the new file and the file that it replaces would both be in the system's memory until the end.
     """
 
     failure: OSError | None = None
@@ -438,13 +438,13 @@ class _Stream(io.RawIOBase):
         self._size += written or 0
         if self._is_early and self._size - self._sent >= _EARLY:
             self._sent = self._size
-            with contextlib.suppress(OSError):  # the call is only advice to the system
+            with contextlib.suppress(OSError):  # advice that the system may refuse
                 os.posix_fadvise(self.fileno(), 0, self._size, os.POSIX_FADV_DONTNEED)
         return written
 
 
 def sync_directory(directory: Path) -> None:
-    """Make new names inside ``directory`` durable. On Windows do nothing, because it cannot open a directory."""
+    """Make new names inside ``directory`` durable. On Windows do nothing, because Windows cannot open a directory."""
     if os.name != "posix":
         return
     try:
@@ -459,5 +459,5 @@ def sync_directory(directory: Path) -> None:
 
 
 def encodable(text: str) -> str:
-    """Return ``text`` with lone surrogates escaped. Python uses them for file names that are not UTF-8."""
+    """Return ``text`` with lone surrogates escaped, which Python uses for file names that are not UTF-8."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()

@@ -49,9 +49,9 @@ def fingerprint(tensor: Tensor) -> Tensor:
 def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
     """Return the :func:`fingerprint` of each tensor in one int64 tensor, with few operations for many small tensors.
 
-    The fingerprint of a sharded tensor covers this process's shard; that of another wrapper, the wrapped tensors; that
-    of a sparse tensor, the stored indices and values. If all tensors are on the host, so is the result; otherwise it is
-    on the first device that is not the host.
+    For a sharded tensor, the fingerprint covers this process's shard; for another wrapper, the wrapped tensors; for a
+    sparse tensor, the stored indices and values. The result is on the device of the first tensor that is not on the
+    host; if all tensors are on the host, the result is there, too.
 
     Raises:
         NotSupportedError: a tensor has no bits to read: a meta tensor, or one of torch's quantized types.
@@ -68,8 +68,8 @@ def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _on_one_device(bits: list[Tensor], device: torch.device) -> Tensor:
-    """Return the fingerprints of flat integer tensors: they are sums over rows, of which the sums over each tensor's
-    rows are taken.
+    """Return the fingerprint of each flat integer tensor: a sum over each row, and then a sum over the rows of the
+    tensor.
     """
     weights = _weights(device, 0, ROW)
     rows: list[list[Tensor]] = [[] for _ in bits]
@@ -108,7 +108,7 @@ def as_integers(tensor: Tensor) -> Tensor:
     """Return the tensor's bits in one dimension, as integers of at most 32 bits."""
     if hasattr(tensor, "__tensor_flatten__"):
         inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-        parts = [part for part in inner if isinstance(part, Tensor)]  # the others, such as a mesh, are skipped
+        parts = [part for part in inner if isinstance(part, Tensor)]  # other attributes have no bits
     elif names := _INDICES.get(tensor.layout):
         parts = [getattr(tensor.detach(), name)() for name in names]
     elif tensor.is_meta or tensor.is_quantized or tensor.layout != torch.strided:

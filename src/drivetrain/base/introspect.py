@@ -36,8 +36,8 @@ def check_part(cls: type) -> None:
 
 @supplied
 def check_overrides(cls: type) -> None:
-    """Check that drivetrain calls all overrides in a user's class; warn about names that are similar to members of its
-    contract.
+    """Check that drivetrain calls all overrides in a user's class; warn about names that are similar to members of the
+    class's contract.
 
     Raises:
         ConfigurationError: the class overrides a member that is never called.
@@ -45,8 +45,8 @@ def check_overrides(cls: type) -> None:
 
 
 def check_base_init(obj: object) -> None:
-    """Check that a user's ``__init__`` has called the ``__init__`` of drivetrain's base class, if the latter sets
-    attributes.
+    """Check that a user's ``__init__`` has called the ``__init__`` of drivetrain's base class, if that base class
+    defines one.
 
     Raises:
         ConfigurationError: the user's code contains no such call, and no attribute of the base class's ``__init__``
@@ -86,8 +86,8 @@ def defined_by_user(obj: object, name: str) -> bool:
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of ``fn`` as its callers see it.
 
-    A wrapper around a bound method may also be bound, as in torch's ``register_fsdp_forward_method``. For it,
-    ``inspect.signature`` would remove not only the parameter for the instance, but also the next one.
+    A wrapper around a bound method may also be bound, as in torch's ``register_fsdp_forward_method``. For such a
+    wrapper, ``inspect.signature`` would remove not only the parameter for the instance, but also the next one.
     """
     while inspect.ismethod(fn) and inspect.ismethod(wrapped := getattr(fn, "__wrapped__", None)):
         fn = wrapped
@@ -198,8 +198,8 @@ def uncalled_hooks(
     does not mention.
 
     With each method comes the hook that has nearly the same meaning, or ``None``. Methods with a decorator are left
-    out, because it may register them; so are methods of another package's class. If the source is not available, only
-    methods with such a hook are yielded.
+    out, because the decorator may register them. Methods of another package's class are left out, too. If the source is
+    not available, only methods that have nearly the meaning of a hook are yielded.
 
     Args:
         cls: the user's class.

@@ -33,7 +33,7 @@ class Later:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and self.__dict__.get("__name__") not in sys.modules:
-            # no import for a tool, such as jsonargparse, that looks at all names of a module
+            # a tool, such as jsonargparse, that looks at all names of a module must not import this one
             raise AttributeError(name)
         return getattr(importlib.import_module(self.__name__), name)
 
@@ -42,7 +42,7 @@ class Later:
 
 
 class OnFirstUse:
-    """A ``with`` block at the top of a file, whose modules are imported when they are first used.
+    """A ``with`` block at the top of a file, which delays each import in the block until the module is first used.
 
     The block has only lines of the form ``from drivetrain.folder import file``. A type checker and import-linter see
     plain imports. When such a line runs and the file is not imported yet, the folder's ``__getattr__`` returns a
@@ -62,9 +62,9 @@ on_first_use = OnFirstUse()
 def public(package: str) -> list[str]:
     """Set the ``__getattr__`` and ``__dir__`` of a package with public names, and return the names.
 
-    The names are written only once, for programs and for type checkers: in the package's stub, ``__init__.pyi``. Its
-    statements have the form ``from module import Name as Name``; a statement that imports from the package itself names
-    public modules.
+    The names are written only once, for programs and for type checkers: in the package's stub, ``__init__.pyi``. The
+    stub's statements have the form ``from module import Name as Name``; a statement that imports from the package
+    itself names public modules.
     """
     module: Any = sys.modules[package]
     stub = module.__loader__.get_data(f"{os.path.splitext(module.__file__)[0]}.pyi").decode()
@@ -96,7 +96,7 @@ def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules:
             return importlib.import_module(f"{package}.{name}")
         if name not in files:
             start = f"module {package!r} has no attribute {name!r}"
-            # imports and tools ask for these attributes, so the plain message is enough
+            # no similar name for attributes that imports and tools ask for, not users
             if not (name.startswith("__") or _is_private_module(package, name)):
                 start = _message(start, package, name)
             # Without obj=, Python does not add a suggestion of its own.
@@ -116,7 +116,8 @@ def _imported(name: str) -> ModuleType:
     """Import a module with garbage collection turned off.
 
     After ``import torch`` there are so many objects that a few thousand more make Python's garbage collector examine
-    all of them. It takes twice as long as this import, and frees nothing, because the objects of modules stay alive.
+    all of them. This examination takes twice as long as the import, and frees nothing, because the objects of modules
+    stay alive.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -128,7 +129,9 @@ def _imported(name: str) -> ModuleType:
 
 
 def _is_private_module(package: str, name: str) -> bool:
-    """Return whether ``name`` is a module in the package: an import of it first reads the attribute."""
+    """Return whether ``name`` is a module in the package: ``from package import name`` reads the attribute before it
+    imports the module.
+    """
     return any(os.path.exists(os.path.join(folder, f"{name}.py")) for folder in vars(sys.modules[package])["__path__"])
 
 
@@ -150,9 +153,9 @@ def public_names(module: str, names: Sequence[str]) -> list[str]:
 class UnknownNames:  # without a base class, because importlib.abc is slow to import
     """The last import hook, which explains why a name cannot be imported from one of drivetrain's packages.
 
-    If ``from package import name`` finds no attribute, Python asks the import hooks for such a module. Python's own
-    message has no similar name, and does not say what this version lacks. The hook never finds a module; for a name
-    that the hook cannot explain, Python raises its own error.
+    If ``from package import name`` finds no attribute ``name``, Python asks the import hooks for a module
+    ``package.name``. Python's own message has no similar name, and does not say what this version lacks. The hook never
+    finds a module; for a name that the hook cannot explain, Python raises its own error.
     """
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> None:

@@ -33,7 +33,7 @@ def free_memory() -> None:
 
 
 def bytes_of(tensors: Iterable[Tensor], device: torch.device) -> int:
-    """Return the bytes of ``tensors`` on ``device``; shared memory counts once."""
+    """Return how many bytes ``tensors`` use on ``device``; memory that tensors share counts once."""
     storages: dict[int, int] = {}
     for tensor in tensors:
         local = tensor.detach()
@@ -48,7 +48,9 @@ def bytes_of(tensors: Iterable[Tensor], device: torch.device) -> int:
 
 
 def content_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor in host memory; the caller keeps the tensor alive while it uses them."""
+    """Return the bytes of a contiguous tensor in host memory; the caller keeps the tensor alive while it uses the
+    bytes.
+    """
     if not tensor.numel():
         return memoryview(b"")
     return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
@@ -66,6 +68,6 @@ def contents_of(records: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]
 
 
 def in_gib(number: int) -> str:
-    """Return a number of bytes in GiB, with more digits if it is small."""
+    """Return a number of bytes in GiB, with more digits if the number is small."""
     gib = number / 2**30
     return f"{gib:.2f} GiB" if gib >= 0.1 or not number else f"{gib:.2g} GiB"

@@ -16,16 +16,16 @@ _HEAD = 'style="text-align:left;white-space:nowrap"'
 
 
 def can_display() -> bool:
-    """Whether this process is a notebook's kernel. False in a process forked from the kernel, because Jupyter drops its
-    outputs.
+    """Whether this process is a notebook's kernel. False in a process forked from the kernel, because Jupyter drops the
+    forked process's outputs.
     """
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None and os.getpid() == IMPORTED_IN
 
 
 def display(html: str, text: str, shown: Any = None) -> Any:
-    """Show an output in the running cell, or in place of the output ``shown``, which any thread may replace; return
-    IPython's handle of it, for the next call.
+    """Show an output in the running cell, or in place of the output ``shown``, which any thread may replace. Return
+    IPython's handle of the output, which the next call may get as ``shown``.
     """
     output = {"text/html": html, "text/plain": text}
     if shown is None:

@@ -27,7 +27,7 @@ class Operations(DispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         place: returns the place of an operation; its argument is the frame that called the operation, or ``None`` in a
-            thread of torch. If it returns ``None``, the operation is left out.
+            thread of torch. If ``place`` returns ``None``, the operation is left out.
     """
 
     def __init__(self, place: Callable[[Any], str | None]) -> None:
@@ -50,8 +50,8 @@ class Operations(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def innermost_line(places: Iterable[tuple[str, int]]) -> str | None:
-    """Return the innermost line in the working directory; if there is none, the innermost line outside torch; with its
-    text.
+    """Return the place and the text of the innermost line in the working directory; if there is no such line, of the
+    innermost line outside torch.
 
     Args:
         places: files and line numbers, the innermost first.
@@ -74,8 +74,8 @@ def _shown(path: str, name: str, number: int) -> str:
 
 
 def first_other(old: Sequence[Operation], new: Sequence[Operation]) -> int | None:
-    """Return the index of the first operation in ``new`` whose name or result differs from that at the same index in
-    ``old``.
+    """Return the index of the first operation in ``new`` whose name or result differs from the operation at the same
+    index in ``old``.
     """
     pairs = enumerate(zip(old, new, strict=False))
     return next((index for index, (one, other) in pairs if [*one[:2]] != [*other[:2]]), None)

@@ -61,11 +61,11 @@ def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
 
 def any_rank_info(message: str, html: str = "") -> None:
     """Log ``message`` at INFO on the logger named "drivetrain"; by default the message appears on stderr. In a
-    notebook, which shows stderr in red, the message is a normal output instead; ``html``, if given, is shown in its
-    place.
+    notebook, which shows stderr in red, the message is a normal output instead; ``html``, if given, is shown instead of
+    the message.
 
-    If that logger or the root logger has a handler, only the handler gets the message. Even without one, the logger's
-    level and ``logging.disable`` can silence it.
+    If that logger or the root logger has a handler, only the handler gets the message. Even without a handler, the
+    logger's level and ``logging.disable`` can silence the message.
     """
     if log.hasHandlers():
         log.info(message)
@@ -93,7 +93,8 @@ def rank_zero_warn(
         category: the class of the warning.
         stacklevel: the number of calls up to that line, as in ``warnings.warn``; ``None``: the line is the innermost
             one outside drivetrain and torch.
-        about: a user's class, function or method that the warning is about; then the location is its definition.
+        about: a user's class, function or method that the warning is about; then the location is where this class,
+            function or method is defined.
     """
     if stacklevel is not None:
         warnings.warn(message, category, stacklevel=stacklevel)

@@ -28,7 +28,7 @@ from drivetrain.errors import ConfigurationError, UnknownNameError, WrongTypeErr
 if TYPE_CHECKING:
     from importlib import metadata
 else:
-    # a Later, because the module is slow to import, and ``--help`` does not need it
+    # imported at first use, because the module is slow to import, and ``--help`` does not need the module
     metadata = Later("importlib.metadata")
 
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class Registry(Generic[T]):
         self.check_name(name)
         if not isinstance(cls, type) or not self._is_own(cls):
             self._check_class(name, cls, init_params)
-            files = self._files()  # may import the folder, whose classes register themselves
+            files = self._files()  # this may import the folder's files, whose classes register themselves
             known = self._registered.get(name) or self._derived(installed=False).get(name)
             owner = None if known is None else known.cls
             if owner is None and name in files and not override:
@@ -194,8 +194,8 @@ class Registry(Generic[T]):
     def derive(self, source: Callable[[bool], Mapping[str, Entry[T]]]) -> None:
         """Add the entries that ``source`` returns. Their names are derived from another registry's names.
 
-        The registry calls ``source`` for each lookup. Its argument is whether to include installed packages, which
-        takes milliseconds. A registered name, or a name of an earlier source, has precedence.
+        The registry calls ``source`` for each lookup. The argument of ``source`` is whether to include installed
+        packages; to find them takes milliseconds. A registered name, or a name of an earlier source, has precedence.
         """
         self._sources.append(source)
 
@@ -226,8 +226,8 @@ class Registry(Generic[T]):
         return self.entry(name).build()
 
     def entry(self, name: str) -> Entry[T]:
-        """Return the entry for ``name``: a registered class; otherwise that of a file in the folder; otherwise an entry
-        point's.
+        """Return the entry for ``name``: of a registered class; otherwise of the class in a file of the folder;
+        otherwise of an entry point's class.
 
         If the name is unknown, the name in lower case is looked up.
 
@@ -246,7 +246,7 @@ class Registry(Generic[T]):
         if (point := self._entry_points().get(name)) is not None:
             loaded: type[T] = point.load()
             self._check_class(name, loaded, {})
-            # While it was loaded, a class may have registered itself under this name, with arguments.
+            # While the entry point was loaded, a class may have registered itself under this name, with arguments.
             return self._registered.get(name) or Entry(name, loaded, first_line(loaded))
         if (derived := self._derived(installed=True).get(name)) is not None:
             return derived
@@ -261,8 +261,8 @@ class Registry(Generic[T]):
         """Raise a ConfigurationError for a reserved name."""
 
     def fallback(self, name: str) -> Entry[T] | None:
-        """Return an entry for an unknown name, or ``None``. A subclass overrides this if it can make entries for such
-        names, which can still be registered.
+        """Return an entry for an unknown name, or ``None``. A subclass of the registry overrides this method if it can
+        make entries for names that are not registered.
         """
         return None
 
@@ -305,8 +305,8 @@ class Registry(Generic[T]):
         return cls.__module__.startswith(f"{self._package}.")
 
     def _files(self) -> set[str]:
-        """Return the names of files that are names of classes. With ``by_file=False`` there are none: import all files,
-        once.
+        """Return the names of files that are names of classes. With ``by_file=False``, return no names, but import all
+        files at the first call.
         """
         if self._imported:
             return set()

@@ -204,8 +204,8 @@ def replacing(address: str | os.PathLike[str], new: bool = False) -> Iterator[Bi
 
     Args:
         address: the address of the object.
-        new: whether to raise an error instead of replacing an object. If a store cannot guarantee this, the function
-            first checks whether the object exists.
+        new: whether to raise an error instead of replacing an object. If a store cannot guarantee this error, the
+            function first checks whether the object exists.
 
     Raises:
         FileExistsError: ``new`` is true, and the object exists.
@@ -299,7 +299,7 @@ def _put_new(system: Any, local: str, path: str, address: str | os.PathLike[str]
         system.invalidate_cache()
         if system.exists(path):
             raise FileExistsError(errno.EEXIST, "there is a file of this name", os.fspath(address)) from None
-        # the store does not support the condition; if the upload failed for another reason, this one fails for it, too
+        # without the condition, which the store may not support; if there is another error, this call raises it
         system.put_file(local, path)
 
 
@@ -316,13 +316,14 @@ def _put_and_rename(system: Any, local: str, path: str) -> None:
         else:
             system.mv(temporary, path)
     finally:
-        # an error: the temporary object was renamed, or another error is being raised
+        # an error here means that the object was renamed, or that another error is being raised
         with contextlib.suppress(Exception):
             system.rm_file(temporary)
 
 
 def _opened(address: str | os.PathLike[str]) -> tuple[Any, str]:
-    """Return the file system of an address, and the path in it. The file system's cached listings are dropped.
+    """Return the file system of an address, and the path in this file system. The file system's cached listings are
+    dropped.
 
     Raises:
         ConfigurationError: as in :func:`check`.
@@ -333,15 +334,13 @@ def _opened(address: str | os.PathLike[str]) -> tuple[Any, str]:
 
     with _explained(address, "could not be opened"):
         system, path = fsspec_core.url_to_fs(text)
-        system.invalidate_cache()  # because another process may have written files since the last listing
+        system.invalidate_cache()  # another process may have written files since the last listing
     return system, path
 
 
 @contextlib.contextmanager
 def _asked(address: str | os.PathLike[str], what: str) -> Iterator[tuple[Any, str]]:
-    """Context for requests to the file system and the path of :func:`_opened`. Errors become OSErrors: see
-    :func:`_explained`.
-    """
+    """Context that yields the result of :func:`_opened`. Errors in it become OSErrors: see :func:`_explained`."""
     opened = _opened(address)
     with _explained(address, what):
         yield opened

@@ -35,7 +35,7 @@ class WrongForm(CheckpointError):
 
 
 class WrongBuild(WrongForm):
-    """An entry is of a part that was built in another way than this one."""
+    """An entry was saved from a part that was built in another way than the part that is restored."""
 
 
 @contextlib.contextmanager
@@ -102,7 +102,7 @@ Form = Any
 
 - a type: an instance of it;
 - ``{"name": form, "other?": form}``: a mapping with these entries, of which those with "?" may be missing, and any
-  others;
+  other entries;
 - ``{str: form}``: a mapping with any number of such keys and values;
 - ``[form]``: a list or tuple of any length;
 - a function that gets the value and its place, and raises :class:`WrongForm` for a wrong value;
@@ -243,7 +243,7 @@ def check_form(saved: Any, own: Any, place: str = "") -> None:
 _TRIED = frozenset({
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
 })  # fmt: skip
-# Options that some versions of torch lack. An optimizer adds them itself to a state without them.
+# Options that some versions of torch lack. An optimizer itself adds such options to a state that lacks them.
 _LATER_OPTIONS = frozenset({
     "amsgrad", "capturable", "decoupled_weight_decay", "differentiable", "foreach", "fused", "initial_lr", "maximize",
     "nesterov", "param_names", "swap",
@@ -271,7 +271,7 @@ def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
                 continue
             if key in group:
                 check_form(group[key], value, f"{place}[{key!r}]")
-            # options that are no defaults belong to schedulers and wrappers
+            # an option without a default, which a scheduler or a wrapper has added, may be missing
             elif key in optimizer.defaults and key not in _LATER_OPTIONS:
                 raise WrongForm(f"{place}[{key!r}]", "is missing")
         example = _example_state(type(optimizer), group, own, place) if is_tried else {}
@@ -291,7 +291,8 @@ def _example_state(
 ) -> Mapping[str, Tensor]:
     """Return the state that one step with the options of ``group`` creates for a parameter with one dimension.
 
-    The optimizer's constructor checks the options, because with a wrong option its step would divide by zero, or fail.
+    The optimizer's constructor checks the options, because with a wrong option the optimizer's step would divide by
+    zero, or fail.
     """
     on_host = all(parameter.device.type == "cpu" for parameter in own["params"])
     for option in ("capturable", "differentiable"):
@@ -441,8 +442,8 @@ def check_rng_state(state: Any, place: str = "") -> None:
 
 
 def check_generators(states: Any, place: str) -> None:
-    """Check a list of states of torch's generators, on the host or on the accelerator, as
-    :func:`check_rng_state` does.
+    """Check each of ``states`` by loading the state into an unused generator of torch, on the host or on the
+    accelerator.
     """
     for index, state in enumerate(expect(states, (list, tuple), place)):
         expect(state, Tensor, f"{place}[{index}]")

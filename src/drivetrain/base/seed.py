@@ -103,11 +103,11 @@ def rng_state() -> dict[str, Any]:
 
 
 def kept_rng_state() -> Callable[[], dict[str, Any]]:
-    """Return a function that returns what :func:`rng_state` returns at the time of this call. A caller can keep it in
-    every step.
+    """Return a function that returns what :func:`rng_state` returns at the time of this call.
 
-    This call only copies the generators' memory. The returned function converts the copy to plain data: for the 625
-    numbers of python's state alone, this takes a tenth of a small training step.
+    This call is fast enough for every step, because it only copies the generators' memory. The returned function
+    converts the copy to plain data: for the 625 numbers of python's state alone, this takes a tenth of a small training
+    step.
     """
     numpy = sys.modules.get("numpy")
     numpy_state = None if numpy is None else _numpy_state(numpy)
@@ -144,10 +144,11 @@ _MARK = 32
 
 
 class _Twister:
-    """The memory of a Mersenne Twister generator. It is copied only if it has changed since the last copy.
+    """The memory of a Mersenne Twister generator, which is copied only if it has changed since the last copy.
 
-    Each draw changes the position, and 624 draws change all words. So the position and the seven words beside it show
-    whether numbers were drawn, and in every step only these are read.
+    The memory has 624 words, and the position of the next word to draw. Each draw changes the position, and 624 draws
+    change all words. So the position and the seven words beside it show whether numbers were drawn. In every step only
+    these eight numbers are read.
     """
 
     def __init__(self, address: int, position_first: bool) -> None:
@@ -200,9 +201,9 @@ def _numpy_state(numpy: Any) -> Any:
     the same object.
 
     numpy copies the 624 words one by one, which takes longer than a small training step, but reading them at the
-    address that numpy publishes is fast. ``normal`` may keep a second number outside the words; while it does, numpy is
-    asked each time. One change is not noticed: a program that restores such a second number, and the same words, with
-    ``numpy.random.set_state``.
+    address that numpy publishes is fast. ``normal`` may keep a second number outside the words; while there is such a
+    number, this function asks numpy at each call. One change is not noticed: a program that restores such a second
+    number, and the same words, with ``numpy.random.set_state``.
     """
     global _numpy_kept, _numpy_twister
     source = numpy.random.mtrand._rand._bit_generator
@@ -259,7 +260,8 @@ class Generators:
         return {"ranks": self._gather(rng_state())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Call :func:`set_rng_state` with this process's own state; the number of processes must be the same.
+        """Call :func:`set_rng_state` with the state that this process's rank has saved; the job must have as many
+        processes as at the save.
 
         Raises:
             CheckpointError: the number of processes differs.

@@ -49,7 +49,7 @@ def instead_of(owner: str, name: str) -> str | None:
     Args:
         owner: what lacks the name: a package; "Trainer" for an argument of the Trainer; "trainer", "LightningModule" or
             "Engine" for an attribute; "a call" for an argument of another class or of a method.
-        name: the name; for "a call", after its class or method, as in "ModelCheckpoint.filepath".
+        name: the name; for "a call", the class or method comes first, as in "ModelCheckpoint.filepath".
     """
     return None
 

@@ -5,8 +5,8 @@ working:
 
 - ``torch_private.txt`` has the names in torch's modules. Each is looked up when it is first used. If torch lacks a
   name, drivetrain uses the replacement in ``_ORDINARY``; if there is none, the error names the feature.
-- The functions below read the attributes of objects. If an attribute is missing, a function returns its default; if it
-  has none, the error names the attribute.
+- The functions below read the attributes of objects. If an attribute is missing, the function returns its default, or
+  raises an error that names the attribute.
 
 ``tests/test_torch_names.py`` reports the names that the installed torch lacks.
 """
@@ -50,16 +50,16 @@ def _rows() -> dict[str, tuple[str, str]]:
 
 _PATHS = _rows()
 _ORDINARY: dict[str, Any] = {
-    "AnyPass": (),  # no class: torch's iterators are treated as any others, and end their workers when they are freed
+    "AnyPass": (),  # no class: torch's iterators are then treated as any iterator, whose workers end when it is freed
     "PassOfWorkers": (),
-    "BatchNorm": nn.BatchNorm1d.__base__,  # the same class, even if torch has renamed it
+    "BatchNorm": nn.BatchNorm1d.__base__,  # torch's class, under whatever name
     "Fetcher": object,  # torch iterates the loader itself
     "PassOfThisProcess": object,
-    "can_move_in_place": lambda *_: False,  # so the model is moved before it is sharded
+    "can_move_in_place": lambda *_: False,  # False: the model is moved before it is sharded
     "collate_functions": {None: ""},  # no functions: samples are fetched one by one
-    "cpp_compiler": lambda: None,  # none; torch's own error then says so
-    "foreign_device_type": lambda: "privateuseone",  # torch's name if no backend has renamed it
-    "is_view": lambda _: True,  # treated as a view, so the value is copied
+    "cpp_compiler": lambda: None,  # no check: torch then raises its own error
+    "foreign_device_type": lambda: "privateuseone",  # torch's name for a backend that has chosen none
+    "is_view": lambda _: True,  # True: each value counts as a view, and is copied
     "list_backends": lambda _: ["inductor", "eager", "aot_eager"],
     "list_modes": lambda: ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
     "newest_node": None,  # unknown: operations of a backward pass are shown without a line
@@ -91,7 +91,7 @@ def __getattr__(name: str) -> Any:
 
 
 def where(name: str) -> tuple[Any, str]:
-    """Return torch's object and the attribute of it that ``name`` stands for, so that the caller can replace the
+    """Return the object and the attribute in torch for which ``name`` stands, so that the caller can replace the
     attribute.
     """
     module, _, path = _PATHS[name][0].partition(":")
@@ -185,24 +185,24 @@ own_parameters = attrgetter("_parameters")  # of a module, by name; a parameter 
 own_buffers = attrgetter("_buffers")
 own_modules = attrgetter("_modules")
 non_persistent_buffers = attrgetter("_non_persistent_buffers_set")  # of a module: names that its state dict lacks
-hooks_before_loading = attrgetter("_load_state_dict_pre_hooks")  # of a module: they may rename entries of a state dict
-compiled_call = attrgetter("_compiled_call_impl")  # of a module; None: it was not compiled in place
+hooks_before_loading = attrgetter("_load_state_dict_pre_hooks")  # of a module: hooks that may rename loaded entries
+compiled_call = attrgetter("_compiled_call_impl")  # of a module; None: the module was not compiled in place
 uncompiled_call = attrgetter("_call_impl")  # of a module: the call with its hooks, never compiled
 PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
 STORES = (PARAMETERS, BUFFERS, "_non_persistent_buffers_set", MODULES)
 """The attributes for parameters, buffers and submodules, which ``nn.Module.__init__`` sets."""
 COMPILED_CALL = "_compiled_call_impl"
-"""The attribute of a module that was compiled in place with the function that its calls run."""
+"""In a module that was compiled in place: the attribute with the function that calls of the module run."""
 WRAPPED = "_orig_mod"
-"""The attribute of a result of ``torch.compile`` for the original module, and the beginning of its parameters'
-names.
+"""In a result of ``torch.compile``: the attribute with the original module. The names of the result's parameters begin
+with this word.
 """
 APPLY = "_apply"
 """The method through which a module replaces its tensors, as in ``to`` and ``half``."""
 
 
 def apply(module: nn.Module, change: Callable[..., Any], recurse: bool = True) -> None:
-    """Replace each tensor of a module by ``change`` of it, in the way in which ``nn.Module.half`` does."""
+    """Replace each tensor of a module by the result of ``change`` for this tensor, as ``nn.Module.half`` does."""
     getattr(module, APPLY)(change, recurse)
 
 
@@ -246,7 +246,7 @@ def input_check_of_sync_batch_norm() -> dict[str, Any]:
 # ---- torch.compile ---------------------------------------------------------------------------------------------------
 
 DYNAMO = "torch._dynamo"
-"""The package of torch that compiles. Because it is slow to import, checks only look it up in ``sys.modules``."""
+"""The package of torch that compiles; it is slow to import, so checks only look for it in ``sys.modules``."""
 
 _rules: Any = Later("torch._dynamo.trace_rules")
 _inlining: Any = Later("torch._dynamo.external_utils")
@@ -289,7 +289,7 @@ def leave_uncompiled(function: Any) -> None:
 BEFORE_STEP, AFTER_STEP = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 """The attributes of an optimizer with the hooks that run before and after its step."""
 STEPPED = "_opt_called"
-"""The attribute of an optimizer that is true after a step; a scheduler warns if it is false."""
+"""The attribute of an optimizer that is true after a step; while it is false, a scheduler warns."""
 LAST_RATES, SCHEDULERS = "_last_lr", "_schedulers"
 """Attributes of schedulers that are in their state dicts: the present learning rates, and the inner schedulers."""
 WATCHED = "_wrapped_by_lr_sched"
@@ -304,7 +304,7 @@ GROWTH_TRACKER = "_growth_tracker"
 """The entry in the state of a GradScaler that counts the steps since the scale has changed."""
 schedulers_in = _read(SCHEDULERS, ())  # of a SequentialLR or a ChainedScheduler; () for others
 class_in_shards = _read("_optim_constructor", None)  # of a ZeroRedundancyOptimizer: the class of optimizers
-states_of_scaler = _read("_per_optimizer_states", {})  # of a GradScaler: by optimizer; {} if it is disabled
+states_of_scaler = _read("_per_optimizer_states", {})  # of a GradScaler: by optimizer; {} if the scaler is disabled
 scale_of = _read("_scale", None)  # of a GradScaler; None before its first loss
 
 
@@ -332,12 +332,12 @@ ITERATOR, GET_ITERATOR = "_iterator", "_get_iterator"
 """Members of a DataLoader: the iterator that it keeps with persistent workers, and the method that creates an
 iterator.
 """
-kept_iterator = _read(ITERATOR, None)  # None without persistent workers, and for loaders of other classes
-NUMBER_OF_DRAWS = "_num_samples"  # of a RandomSampler; None: the number of samples in its data source
+kept_iterator = _read(ITERATOR, None)  # of a DataLoader; None without persistent workers, and for other loaders
+NUMBER_OF_DRAWS = "_num_samples"  # of a RandomSampler; None: as many as its data source has samples
 
 
 def keep_iterator(loader: Any, iterator: Any) -> None:
-    """Set the iterator that the next pass of a DataLoader uses. If this drops another iterator, its workers end."""
+    """Set the iterator of a DataLoader's next pass. If the loader kept another one, that iterator's workers end."""
     loader._iterator = iterator
 
 
@@ -349,7 +349,7 @@ def end_workers(iterator: Any) -> None:
 
 
 def methods_of_a_pass() -> tuple[tuple[type, str], ...]:
-    """Return torch's methods, as class and name, that run in a pass of a DataLoader without workers."""
+    """Return torch's methods that run while a DataLoader without workers is iterated, each as class and name."""
     loader = torch.utils.data.DataLoader
     names = ("__init__", "__next__", "_next_data", "_next_index")
     first = ((loader, "__iter__"), (loader, GET_ITERATOR), (_own.Fetcher, "fetch"))
@@ -384,8 +384,8 @@ def rebuild_buckets(model: nn.parallel.DistributedDataParallel) -> None:
 
 
 def exchange_after_first_pass(model: Any) -> None:
-    """Let DDP with a static graph exchange all gradients at the end of its first backward pass, as DDP's own forward
-    pass does.
+    """Let DDP with a static graph exchange all gradients at the end of its first backward pass. DDP's own forward pass
+    would arrange this.
     """
     if model.static_graph and not model._static_graph_delay_allreduce_enqueued:
         model._static_graph_delay_allreduce_enqueued = True
@@ -393,7 +393,7 @@ def exchange_after_first_pass(model: Any) -> None:
 
 
 def start_ddp_alone() -> None:
-    """Change DDP in this process so that it compares and broadcasts nothing when it wraps a model."""
+    """Change DDP in this process so that DDP compares and broadcasts nothing when it wraps a model."""
     _ddp._verify_param_shape_across_processes = lambda *args, **options: True
     _ddp._sync_module_states = lambda *args, **options: None
     _dist.Reducer._rebuild_buckets = lambda reducer: False
@@ -401,7 +401,7 @@ def start_ddp_alone() -> None:
 
 # ---- FSDP2 -----------------------------------------------------------------------------------------------------------
 
-TRAINING_STATE = "_training_state"  # of an FSDP group of parameters: the part of a step in which the group is
+TRAINING_STATE = "_training_state"  # of an FSDP group of parameters: forward pass, backward pass or neither
 place_of = attrgetter("_module_info")  # of a sharded parameter: its module, and its name in this module
 shape_of = attrgetter("_orig_size")  # of a sharded parameter: its shape when it is gathered
 gathered_of = _read("_unsharded_param", None)  # of a sharded parameter: the gathered one; None if it was never gathered
@@ -492,8 +492,8 @@ _unpickler: Any = Later("torch._weights_only_unpickler")
 
 
 def allowed_in_pickles() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return, by name, what ``torch.load(weights_only=True)`` accepts: first all of it, then what the program has
-    added.
+    """Return, by name, what ``torch.load(weights_only=True)`` accepts, in two dictionaries: all accepted objects, and
+    those that the program has added.
     """
     users: dict[str, Any] = _unpickler._get_user_allowed_globals()
     return {**_unpickler._get_allowed_globals(), **users}, users

@@ -20,7 +20,8 @@ _HOST = torch.device("cpu")
 
 BLOCKING: set[str] = set()
 """Device types for which a copy to the device must be complete before the host continues, because torch does not keep
-the source of a non-blocking copy alive. An Engine adds its device's type if the accelerator declares this.
+the source of a non-blocking copy alive. An Engine adds the type of its device if ``supports_non_blocking`` of the
+accelerator is False.
 """
 
 
@@ -105,7 +106,8 @@ def _move_leaf(leaf: Any, device: torch.device, non_blocking: bool) -> Any:
 def was_there(batch: Any, moved: Any) -> bool:
     """Return whether ``batch`` was already on the device before ``moved = move(batch, device)``.
 
-    If both are the same object, it may have moved itself in place; so this is true only for lists, tuples and tensors.
+    If ``moved`` is ``batch`` itself, the batch may have moved itself in place. Lists, tuples and tensors never do this,
+    so the result is true only for them.
     """
     kind = type(batch)
     return moved is batch and (kind is list or kind is tuple or isinstance(batch, Tensor))
@@ -140,7 +142,7 @@ def first_dtensor(tree: Any) -> str | None:
 
 
 def move_to_host(tree: Any) -> Any:
-    """Return ``tree`` with every tensor in host memory, detached; this waits for the device."""
+    """Return ``tree`` with every tensor in host memory, detached; the call waits for the device."""
     return map_leaves(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, tree)
 
 

@@ -27,7 +27,7 @@ _MARGIN = 1.05
 
 
 class NoRoomError(Exception):
-    """The host has too little memory for a copy; the message says how much it needs and has."""
+    """The host has too little memory for a copy; the message says how much is needed and how much is available."""
 
 
 class Arena:
@@ -45,14 +45,14 @@ class Arena:
         self.descriptor = _new_memory()
         self.size, self._used = 0, CONTROL
         self._map: Any = None
-        # the address and the size of each map of the file that tensors may still use
+        # the address and the size of each memory map of the file, because tensors may still use earlier maps
         self._mapped: list[tuple[int, int]] = []
-        # Tensors whose storage is this memory: those of this checkpoint, and those of the checkpoint before. They are
-        # kept because most checkpoints have the same tensors.
+        # Tensors whose storage is this memory: those of this checkpoint, and those of the checkpoint before. These
+        # tensors are kept for reuse, because most checkpoints have the same tensors.
         self._views: dict[Any, Tensor] = {}
         self._views_before: dict[Any, Tensor] = {}
         self._unpin: Callable[[], object] | None = None
-        self._unfilled: list[tuple[Tensor, Tensor]] = []  # pairs: a copy, and the tensor whose values it gets
+        self._unfilled: list[tuple[Tensor, Tensor]] = []  # pairs: a copy, and the tensor whose values the copy gets
         self._copying: list[torch.Event] = []  # each event happens when a device has made its copies
         self._grow(CONTROL)
 
@@ -70,7 +70,9 @@ class Arena:
         del self._mapped[:-1]
 
     def hurry(self, now: bool) -> None:
-        """Set whether this process waits for the writing process, which works without pauses only then."""
+        """Set whether this process waits for the writing process. While this process waits, the writing process makes
+        no pauses.
+        """
         if self._map is not None:
             self._map[0] = now
 
@@ -139,7 +141,7 @@ class Arena:
         try:
             os.ftruncate(self.descriptor, size)
             grown = mmap.mmap(self.descriptor, size)  # earlier maps live while tensors use them
-        except OSError as error:  # such as a limit on file sizes, which applies to files in memory too
+        except OSError as error:  # for example at a limit on file sizes, which also applies to files in memory
             raise NoRoomError(f"memory for a copy of it, {size} bytes, cannot be had: {error}") from error
         self._forget_views()
         self._end_pin()
@@ -181,14 +183,14 @@ def _pin(device: torch.device, address: int, size: int) -> Callable[[], object] 
         return None
     if (calls := runtime()).cudaHostRegister(address, size, 0) != calls.cudaError.success:
         with contextlib.suppress(RuntimeError):
-            torch.ones((), device=device)  # torch raises the error at the next kernel: here, and not in training
+            torch.ones((), device=device)  # torch raises the error at the next kernel: at this one, not in training
         return None
     return lambda: calls.cudaHostUnregister(address)
 
 
 def _new_memory() -> int:
-    """Return the descriptor of a new file in memory. It is above 2, because in the other process 0 to 2 are the
-    standard streams.
+    """Return the descriptor of a new file in memory. The descriptor is above 2, because in the other process 0 to 2 are
+    the standard streams.
     """
     with contextlib.ExitStack() as stack:
         if hasattr(os, "memfd_create"):

@@ -23,7 +23,7 @@ from drivetrain.checkpoints.writer import Writer, WriterEndedError
 from drivetrain.errors import CheckpointError, ConfigurationError, shown
 
 _LOCK_PATIENCE_S = 600.0
-_LONG_S = 60.0  # after which a log line says what the process waits for
+_LONG_S = 60.0  # after so long a wait, a log line says what the process waits for
 
 
 class Later:
@@ -46,10 +46,11 @@ class AsyncCheckpointIO(CheckpointIO):
 
     :meth:`save_checkpoint` returns when the checkpoint's tensors are copied to host memory, or when these copies are
     queued on a GPU before its next operation. If the host has too little memory for a copy, the save waits until the
-    checkpoint is written, and logs that. A separate process writes local files. The process starts when a fit starts or
-    an Engine sets up a model, and uses only the processor time that training leaves. A thread writes to addresses, and
-    through other stores. A ModelCheckpoint compares and removes files after they are written. The end of a run waits
-    for all writes. If a write fails, the next save or the end of the run raises the error.
+    checkpoint is written, and logs this. A separate process writes local files. This process starts when a fit starts
+    or an Engine sets up a model, and uses only the processor time that training leaves. If files are at addresses, or
+    ``checkpoint_io`` is another store, a thread writes them instead. A ModelCheckpoint compares and removes files after
+    they are written. The end of a run waits for all writes. If a write fails, the next save or the end of the run
+    raises the error.
 
     Args:
         checkpoint_io: the store that writes and reads; ``None``: :class:`TorchCheckpointIO`.
@@ -118,7 +119,7 @@ class AsyncCheckpointIO(CheckpointIO):
         names only after these files are written, so no run replaces another run's file.
         """
         self._settle()
-        with contextlib.suppress(OSError):  # the save raises it
+        with contextlib.suppress(OSError):  # the save will raise the error
             os.makedirs(folder, exist_ok=True)
         line = f"Training waits while another run writes a checkpoint to {folder}. Give each run a folder of its own."
         unlock = files.locked(folder, _LOCK_PATIENCE_S, lambda: any_rank_info(line))
@@ -141,10 +142,11 @@ class AsyncCheckpointIO(CheckpointIO):
 
     @contextlib.contextmanager
     def one_save(self) -> Iterator[None]:
-        """Context of one save. In it, :meth:`hold` and :meth:`begin` may be called several times, for several files.
+        """Context of one save. In this context, :meth:`hold` and :meth:`begin` may be called several times, for several
+        files.
 
         The context first waits until the files of the previous save are written, because this save overwrites the
-        copies of their tensors.
+        copies of those files' tensors.
 
         Raises:
             CheckpointError: a file of the previous save could not be written.
@@ -154,7 +156,7 @@ class AsyncCheckpointIO(CheckpointIO):
             self._running.clear()
             self._writes = {name: write for name, write in self._writes.items() if write.exception() is not None}
             for failed in self._writes:
-                self.wait(failed)  # raises its error
+                self.wait(failed)  # raises the error of this write
             self._in_place = False
             if self._arena is not None:
                 self._arena.clear()
@@ -227,7 +229,9 @@ class AsyncCheckpointIO(CheckpointIO):
         return future
 
     def written(self, path: str | Path) -> Future[Any]:
-        """Return the running write of ``path``. From now on, :meth:`wait` does not raise its error: the caller does."""
+        """Return the running write of ``path``. If the write fails, the caller raises the error, and :meth:`wait` does
+        not.
+        """
         if (write := self._writes.pop(str(path), None)) is None:  # a strategy has written the file without this store
             write = Future()
             write.set_result(None)
@@ -240,7 +244,7 @@ class AsyncCheckpointIO(CheckpointIO):
         written = self._writes[str(source)]
 
         def when_written() -> None:
-            # does not wait: the thread has already run the write; raises the exception of a failed write
+            # raises the exception of a failed write; never waits, because the thread has already run the write
             written.result()
             if function(*args) is False:
                 raise _taken(path)
@@ -274,8 +278,8 @@ class AsyncCheckpointIO(CheckpointIO):
         """Let the writing process write a file, see :meth:`Writer.write`. Call this method only through :meth:`begin`.
 
         Returns:
-            The answer of the process. ``None``: there is no such process, or it failed, so the caller must write the
-            file.
+            The answer of the process. ``None``: the writing process does not run or has failed, so the caller must
+            write the file.
         """
         self._wait_for_copies()
         if self._writer is None or self._in_place:
@@ -290,7 +294,7 @@ class AsyncCheckpointIO(CheckpointIO):
             )
             if options.get("new") and _has_written(path, records):
                 files.sync_directory(path.parent)
-                return {}  # without size and checksum: the caller can compute them from the file
+                return {}  # no size and no checksum: the caller can compute these from the file
             return None
 
     # ---- as the store behind it --------------------------------------------------------------------------------
@@ -360,7 +364,7 @@ class AsyncCheckpointIO(CheckpointIO):
 
 
 def _finish(writes: Iterable[Future[Any]]) -> None:
-    """Wait for the end of ``writes``; if that takes long, log how to end this process without them."""
+    """Wait for the end of ``writes``; if that takes long, log how to end this process without waiting for them."""
     if futures.wait(writes, _LONG_S).not_done:
         any_rank_info(
             f"This process has waited {_LONG_S:g} s for the disk to write checkpoints, and continues to wait. To end "
@@ -370,8 +374,8 @@ def _finish(writes: Iterable[Future[Any]]) -> None:
 
 
 def _has_written(path: Path, records: Iterable[tuple[str, Any]]) -> bool:
-    """Whether the writing process has completed the file before it failed: then the file's pickled structure, which
-    random states make unique, is equal.
+    """Whether the writing process has completed the file before this process failed: then the file contains the pickled
+    structure in ``records``, which random states make unique.
 
     Without this check, the complete file would count as another run's.
     """

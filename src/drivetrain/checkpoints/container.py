@@ -71,7 +71,7 @@ def write_unread(value: Any, stream: IO[bytes]) -> None:
 
 
 def records_of(value: Any) -> list[tuple[str, Any]]:
-    """Return the names of a container's records, and what is in them: bytes, storages and unread tensors.
+    """Return the names of a container's records, each with its content: bytes, a storage or an unread tensor.
 
     Raises:
         pickle.PickleError, AttributeError, TypeError: a value cannot be pickled.
@@ -88,7 +88,7 @@ _NEVER = frozenset({int, float, bool, str, tuple, list, dict, type(None)})  # ty
 
 
 class _Pending:
-    """The source of a record, a storage or an unread tensor; and a typed storage of the same dtype."""
+    """What a record is written from: a storage or an unread tensor. With it comes a typed storage of the same dtype."""
 
     def __init__(self, source: Any, kind: Any) -> None:
         self.source, self.kind = source, kind
@@ -97,15 +97,15 @@ class _Pending:
 class _UnreadPickler(_Pickler):
     """Pickles tensors, and lists their ``sources``: storages and unread tensors, in the order of their records.
 
-    This class reduces plain tensors in a third of the time that torch's method takes. Training waits meanwhile, because
-    only one thread at a time runs Python.
+    This class reduces plain tensors in a third of the time that torch's method takes. Training waits while tensors are
+    reduced, because only one thread at a time runs Python.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sources: list[Any] = []
         self._keys: dict[int, str] = {}
-        self._forms: dict[torch.dtype, Any] = {}  # by dtype: what torch's method returns for a tensor of it
+        self._forms: dict[torch.dtype, Any] = {}  # by dtype: what torch's method returns for a tensor of this dtype
 
     def reducer_override(self, obj: Any) -> Any:
         source = obj
@@ -123,7 +123,7 @@ class _UnreadPickler(_Pickler):
         return rebuild, (_Pending(source, kind), *place, needs_grad, OrderedDict(), *rest)
 
     def persistent_id(self, obj: Any) -> Any:
-        if type(obj) in _NEVER:  # most objects are numbers of random states
+        if type(obj) in _NEVER:  # most objects in a checkpoint are numbers of random states
             return None
         is_pending = isinstance(obj, _Pending)
         kind: Any = obj.kind if is_pending else obj

@@ -66,8 +66,9 @@ class TorchCheckpointIO(CheckpointIO):
 
     By default, only plain data is read. If another trainer wrote the checkpoint, other objects are left out with a
     warning. Files in torch's format from before 1.6 are read, too; they have no checksums. With ``weights_only=False``,
-    all objects are unpickled. A file can contain code that unpickling runs, so use this only for your own files. If
-    ``parity.current().pickle`` is true, False is the default for files with objects that are not plain data.
+    all objects are unpickled. A file can contain code that unpickling runs, so use ``weights_only=False`` only for your
+    own files. If ``parity.current().pickle`` is true, files with objects that are not plain data are read with
+    ``weights_only=False`` by default.
     """
 
     @classmethod

@@ -6,8 +6,8 @@ The interpreter resolves the names that torch's own weights-only reader resolves
 other name becomes a :class:`Placeholder`, which accepts all operations and does nothing. Simpler solutions fail:
 
 - ``torch.load(weights_only=True)`` with placeholders in ``torch.serialization.safe_globals`` refuses operations on the
-  placeholders, such as setting items on a subclass of ``dict`` or ``list``, in which other trainers stored
-  hyperparameters. It also refuses every name in the modules ``os`` and ``sys``.
+  placeholders. For example, ``torch.load`` sets no items on a placeholder for a subclass of ``dict`` or ``list``, in
+  which other trainers stored hyperparameters. ``torch.load`` also refuses every name in the modules ``os`` and ``sys``.
 - ``pickle.Unpickler`` with its own ``find_class`` would let a file set attributes of torch's classes and functions.
 
 Torch still opens the container and creates the tensors: the interpreter is passed to ``torch.load`` as
@@ -177,7 +177,7 @@ def _container(source: Path | IO[bytes]) -> Any:
             return io.BytesIO(stream.read())
     if not is_container(source):
         raise ValueError("it is in no format of torch")
-    # The reader gets an open file, because it accepts only paths in UTF-8.
+    # The reader gets an open file, because the reader would accept only paths in UTF-8.
     with _stream(source) as stream:
         records = torch_private.Reader(stream).get_all_records()
         stream.seek(0)
@@ -206,7 +206,7 @@ def _warn_of_placeholders(source: str, checkpoint: dict[Any, Any]) -> None:
 # ---- the interpreter -------------------------------------------------------------------------------------------------
 
 
-# pickle's class written in Python: that in C has no table of instructions to replace
+# pickle's class that is written in Python, because the class in C has no table of instructions to replace
 class _Unpickler(pickle._Unpickler):
     """The replacement for ``pickle.Unpickler``; ``torch.load`` derives a class from it that defines
     ``persistent_load``.
@@ -293,8 +293,8 @@ class _Unpickler(pickle._Unpickler):
 
     def load_newobj(self) -> None:
         args, kind = self.stack.pop(), self.stack.pop()
-        # As in pickle, the object is created without __init__. A Parameter is not, because it would not share memory
-        # with its tensor.
+        # As in pickle, the object is created without __init__, except a Parameter: without __init__, a Parameter would
+        # not share memory with its tensor.
         if (
             isinstance(kind, type)
             and id(kind) in self._callable - {id(torch.nn.Parameter)}
@@ -320,7 +320,7 @@ class _Unpickler(pickle._Unpickler):
                     if value is target:
                         self.memo[key] = built
         elif _placeholder_class(target) is not None or kind is dict:
-            # no object for the state: this one is a placeholder, or a plain dictionary in place of a subclass
+            # the state is dropped: the target is a placeholder, or a plain dictionary in place of a subclass
             pass
         elif kind is OrderedDict or kind is argparse.Namespace:
             vars(target).update(state)
@@ -347,7 +347,7 @@ _AS_IN_PYTHON = frozenset({
     "BINBYTES8", "BYTEARRAY8", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE", "EMPTY_SET", "LIST", "DICT", "FROZENSET",
     "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET",
 })  # fmt: skip
-"""Instructions that only move plain data. Of the other instructions, :class:`_Unpickler` has methods for some and
+"""Instructions that only move plain data. :class:`_Unpickler` has methods for some of the other instructions, and
 refuses the rest.
 """
 

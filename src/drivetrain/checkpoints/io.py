@@ -86,7 +86,8 @@ class FileAnswers:
         return True
 
     def copy(self, source: str | Path, path: str | Path, link: bool = False, replaces: bool = True) -> bool:
-        """Copy the checkpoint ``source`` to ``path`` after it is durable; ``path`` never contains a partial copy.
+        """Wait until the checkpoint ``source`` is durable, and copy it to ``path``, which never contains a partial
+        copy.
 
         Args:
             source: a checkpoint, possibly still being written.
@@ -136,7 +137,7 @@ class FileAnswers:
     # ---- durability ----------------------------------------------------------------------------------------------
 
     def is_durable(self, path: str | Path) -> bool:
-        """Return False while a save to ``path`` is running, or has failed and :meth:`wait` has not raised its error."""
+        """Return False while a save to ``path`` is running, or has failed and its error was not raised yet."""
         return True
 
     def wait(self, path: str | Path | None = None) -> None:
@@ -173,11 +174,12 @@ class CheckpointIO(FileAnswers, ABC):
 
     @abstractmethod
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write ``checkpoint`` to ``path``, or start to write it; when it is written, ``is_durable`` returns True.
+        """Write ``checkpoint`` to ``path``, or start to do so; when the checkpoint is written, ``is_durable`` returns
+        True.
 
-        Until it is written, :meth:`load_checkpoint` and ``written_at`` refer to the previous checkpoint at ``path``.
-        Training changes the tensors of ``checkpoint`` in place, so a store that writes later must copy them before it
-        returns.
+        Until then, :meth:`load_checkpoint` and ``written_at`` refer to the previous checkpoint at ``path``. Training
+        changes the tensors of ``checkpoint`` in place, so a store that writes later must copy these tensors before this
+        method returns.
 
         Raises:
             CheckpointError: the checkpoint could not be written; the previous checkpoint at ``path`` is complete.

@@ -1,7 +1,7 @@
 """Lists of the parts of tensors that each process has written into a checkpoint's folder: see sharded.py.
 
-Usually the manifest contains all lists. If all processes together have very many parts, each process writes its list
-into a file of its own, so the process that writes the manifest has little to do.
+Usually the manifest, the checkpoint's list of its files, contains all lists. If all processes together have very many
+parts, each process writes its list into a file of its own, so the process that writes the manifest has little to do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Written:
     """What a rank has written: its files with sizes in bytes and checksums, and its parts of tensors.
 
     Attributes:
-        files, tensors: by file name, its size and checksum; by tensor name, its parts.
+        files, tensors: for each file name, the file's size and checksum; for each tensor name, the tensor's parts.
         lists: by the name of each file that lists parts, the name of the file with these parts.
     """
 

@@ -1,7 +1,7 @@
 """Encode values as data that ``torch.load(weights_only=True)`` reads, and decode them.
 
-Values that it does not read (a path, an enum, a numpy array) become a dictionary with two entries, ``{"__drivetrain__":
-kind, "value": data}``. Decoding such a dictionary imports and calls nothing that the file names.
+Values that ``torch.load`` refuses (a path, an enum, a numpy array) become a dictionary with two entries,
+``{"__drivetrain__": kind, "value": data}``. Decoding such a dictionary imports and calls nothing that the file names.
 
 Encoded values need no test whether torch reads them, because they consist of the types in ``_AS_IS``, of the containers
 that torch's restricted reader supports, and of tensors. Only tensors of subclasses or with attributes of their own are
@@ -86,7 +86,7 @@ def decode(value: Any, where: str, noted: list[str] | None = None, references: b
         references: whether names of classes and functions become these classes and functions.
 
     Raises:
-        CheckpointError: ``value`` does not come from :func:`encode`, or comes from that of a newer version.
+        CheckpointError: ``value`` does not come from :func:`encode`, or was encoded by a newer version of drivetrain.
     """
     decoder = _Decoder(where, references)
     decoded = decoder.run(value)
@@ -255,7 +255,7 @@ class _Encoder(_Walk):
         super().__init__(where, references)
         self._describe = describe
         self._tried: dict[Any, bool] = {}
-        self._sharded = dtensor()  # not refused here: the strategy checks sharded tensors when all ranks save
+        self._sharded = dtensor()  # not refused here, because the strategy checks sharded tensors when all ranks save
 
     def passes(self, value: Any) -> bool:
         kind = type(value)
@@ -359,8 +359,8 @@ class _Encoder(_Walk):
         return self._refused(collection)
 
     def _loads(self, value: Any, sort: Any) -> bool:
-        """Return whether torch reads ``value``. The test writes ``value`` to memory; its result counts for all values
-        with this ``sort``.
+        """Return whether torch reads ``value``. The first value of each ``sort`` is tried in memory; the result counts
+        for all values of this ``sort``.
         """
         if sort not in self._tried:
             self._tried[sort] = _loads_again(value)

@@ -10,7 +10,7 @@ from drivetrain.base.torch_private import FUNCTIONS_IN_C
 
 # Libraries may call a class that a checkpoint names, with arguments from the same checkpoint: optimizer_cls(**kwargs).
 # With subprocess.Popen as the class, the file would run a program. The packages here are always available and contain
-# such classes and functions, so only those of their modules that follow are allowed.
+# such classes and functions, so of these packages' modules only those below are allowed.
 _CLOSED = frozenset({*sys.stdlib_module_names, "drivetrain", "numpy", "torch"})
 _OPEN_MODULES = (
     "cmath", "collections", "datetime", "decimal", "fractions", "math", "pathlib", "uuid",
@@ -45,8 +45,8 @@ def find(name: str) -> Any:
 
 
 def find_open(name: str) -> Any:
-    """Return :func:`find` of ``name`` for an object that code may call later; ``None`` also if files may not name its
-    module.
+    """Return :func:`find` of ``name`` for an object that code may call later; ``None`` also if the object's module is
+    one that files may not name.
     """
     found = find(name)
     return found if found is not None and _is_open(name, found) else None

@@ -52,7 +52,7 @@ from drivetrain.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 _FORMAT = "drivetrain sharded checkpoint"
-_VERSION = 2  # 1 if the manifest lists all parts of tensors
+_VERSION = 2  # the version is 1 if the manifest itself lists all parts of tensors
 
 Folder = Path | str
 """A local folder, or the address of one."""
@@ -66,8 +66,9 @@ the part's position.
 """
 
 Write = Callable[[Path | str, Sequence[tuple[str, Any]]], Mapping[str, Any]]
-"""Writes a file durably, from named records, which are bytes or tensors. Returns its ``size``, its ``crc32``, and
-``records``: the place and the checksum of each."""
+"""Writes a file durably, from named records, which are bytes or tensors. Returns the file's ``size`` and ``crc32``, and
+``records``: the place and the checksum of each record.
+"""
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -134,10 +135,11 @@ def entries_of(tensors: Mapping[str, Tensor]) -> dict[str, Stored]:
 
 
 def list_apart(folder: Folder, name: str, written: Written, processes: int, write: Write = write_records) -> Written:
-    """If all ``processes`` have very many parts of tensors, write this process's list of them into the file ``name``.
+    """If all ``processes`` have very many parts of tensors, write the list of this process's parts into the file
+    ``name``.
 
     Returns:
-        ``written``, or a copy of it with that file instead of the parts.
+        ``written``, or a copy of ``written`` with that file instead of the parts.
     """
     if sum(len(each.pieces) for each in written.tensors.values()) * processes <= MOST_IN_MANIFEST:
         return written
@@ -183,7 +185,7 @@ def commit(folder: Folder, save: str, tree: Any, everyones: Iterable[Written], w
     }  # fmt: skip
     write(_in(folder, MANIFEST), [("", json.dumps(manifest, default=vars).encode())])
     if isinstance(folder, Path):
-        files.sync_directory(folder.parent)  # sync the parent folder too, because the folder itself may be new
+        files.sync_directory(folder.parent)  # sync the parent folder, too, because the checkpoint's folder may be new
     _remove_others(folder, all_files)
 
 
@@ -191,7 +193,7 @@ def discard(folder: Folder, save: str) -> None:
     """Remove the files of a failed save, and the folder if it is then empty. Files that the manifest names stay."""
     with contextlib.suppress(OSError, CheckpointError):
         if is_checkpoint(folder) and str(_manifest(folder).get("state")).startswith(f"{save}."):
-            return  # the manifest was renamed, and only a later operation has failed, such as the sync of the folder
+            return  # the new manifest is in place: only a later operation has failed, such as the sync of the folder
         for name in files.names(folder):
             if name.startswith(f"{save}."):
                 files.remove(_in(folder, name))
@@ -265,7 +267,7 @@ def read(path: Folder, lazy: tuple[str, ...] = (), single: bool = False) -> Any:
     Args:
         path: the folder.
         lazy: prefixes of tensor names; tensors with such a name are not read, but returned as :class:`StoredTensor`.
-        single: whether ``lazy`` includes tensors that one process has written as a whole.
+        single: whether ``lazy`` also applies to tensors that consist of a single part; if False, these are always read.
 
     Raises:
         CheckpointError: a file is missing or damaged.

@@ -1,4 +1,5 @@
-"""Encode paths, times, numbers and numpy arrays, which torch's restricted reader refuses, as data that it reads.
+"""Encode paths, times, numbers and numpy arrays, which torch's restricted reader refuses, as data that this reader
+accepts.
 
 ``ENCODERS`` has an entry for each exact type: the kind under which a value of this type is stored, and a function that
 returns its data. ``DECODERS`` rebuild the values; on wrong data, a decoder may raise any exception of Python.

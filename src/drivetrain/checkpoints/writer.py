@@ -25,7 +25,7 @@ _START_S = 60.0  # seconds within which the process must answer that it has star
 
 
 class WriterEndedError(Exception):
-    """The writing process has ended or could not start; the message says why. It has changed no complete file."""
+    """The writing process has ended or could not start; the message says why. No complete file was changed."""
 
 
 class Writer:
@@ -111,7 +111,7 @@ class Writer:
 
     def _answer(self) -> dict[str, Any]:
         while not self._connection.poll(1):
-            if not threading.main_thread().is_alive():  # Python waits for this thread before it exits
+            if not threading.main_thread().is_alive():  # the program has ended, and Python waits for this thread
                 self._arena.hurry(True)
         try:
             answer: dict[str, Any] = self._connection.recv()

@@ -1,9 +1,9 @@
-"""The program of the process that writes checkpoints in the background. It does not import torch, so that it starts
-fast.
+"""The program of the process that writes checkpoints in the background. The program does not import torch, so that the
+process starts fast.
 
-Its standard input is a connection, from which it gets orders, each a file to write, and on which it answers each. The
-bytes are in memory that the parent process shares, or follow the order. It ends when its parent ends; a file that is
-not complete then is removed.
+The standard input is a connection to the parent process. Each order on this connection is a file to write; the process
+answers each order on the same connection. The file's bytes are in memory that the parent process shares, or follow the
+order. The process ends when the parent process ends; a file that is not complete then is removed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import IO, Any, cast
 
 from drivetrain.base import files
 
-ALIGNMENT = 64  # bytes; torch's own, and that of checkpoints/sharded.py, so that a record can be mapped into memory
+ALIGNMENT = 64  # bytes, as in torch's files and checkpoints/sharded.py, so that a record can be mapped into memory
 CONTROL = 64  # bytes at the start of the shared memory: the first is not 0 while the parent waits for this process
-_CHUNK = 2**22  # bytes that are written between two rests
+_CHUNK = 2**22  # bytes that are written between two pauses
 _SHARE = 0.1  # the share of the time in which this process works, unless the parent waits; its work slows training down
-_LARGE = 2**20  # bytes; a smaller file says nothing about the time between two checkpoints
-_LONGEST_REST_S = 0.02  # after which it looks again whether the parent waits
+_LARGE = 2**20  # bytes; only files of at least this size count for the time between two checkpoints
+_LONGEST_REST_S = 0.02  # after which the process looks again whether the parent waits
 _LOWEST_PRIORITY = 19
 
 
@@ -45,8 +45,8 @@ def main(memory: int, orders: int = 0) -> None:
         orders: the descriptor of the connection.
     """
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(each, signal.SIG_IGN)  # they are meant for the training, which may still save
-    os.nice(_LOWEST_PRIORITY)  # training goes first; while it waits for this process, the processors are free
+        signal.signal(each, signal.SIG_IGN)  # the signal is meant for the training, which may still save
+    os.nice(_LOWEST_PRIORITY)  # training goes first; while training waits for this process, the processors are free
     parent = Connection(orders)
     served = _Served(memory, parent)
     parent.send({"ready": True})
@@ -93,7 +93,9 @@ def write_plain(
 def write_zip(
     stream: Summed, records: Iterable[tuple[str, Any]], chunks: Callable[[Any], Iterable[Any]] | None = None
 ) -> dict[str, Any]:
-    """Write a container as torch does: stored records, each with its checksum, aligned so that it can be mapped."""
+    """Write a container as torch does: records without compression, each with a checksum, and aligned so that a process
+    can map the record.
+    """
     with zipfile.ZipFile(cast(Any, stream), "w", zipfile.ZIP_STORED, allowZip64=True) as container:
         for name, content in records:
             info = zipfile.ZipInfo(name)
@@ -107,7 +109,7 @@ def write_zip(
 
 
 class _Served:
-    """What this process shares with its parent: the memory, and the connection that ends with it."""
+    """What this process shares with its parent: the memory, and the connection that ends when the parent ends."""
 
     def __init__(self, memory: int, parent: Connection) -> None:
         self._memory, self._parent = memory, parent
@@ -157,7 +159,9 @@ class _Served:
                 self._check_parent()
 
     def _check_parent(self) -> None:
-        """Raise ParentEnded if the connection has ended: the parent sends nothing while it waits for an answer."""
+        """Raise ParentEnded if there is input: the parent sends nothing before it gets an answer, so the connection has
+        ended.
+        """
         if self._parent.poll():
             raise ParentEnded
 

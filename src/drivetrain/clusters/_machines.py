@@ -27,8 +27,7 @@ def json_of(environ: Mapping[str, str], name: str) -> Any:
 
 
 class MachinesEnvironment(LocalEnvironment, ABC):
-    """A cluster that starts the program once on each machine. The process that it starts there starts the machine's
-    other processes.
+    """A cluster that starts the program once on each machine. This first process starts the machine's other processes.
 
     The cluster tells the Trainer the number of machines and, if it reserves devices, their number. ``MASTER_ADDR`` and
     ``MASTER_PORT`` take precedence over the cluster's address and port.
@@ -38,7 +37,7 @@ class MachinesEnvironment(LocalEnvironment, ABC):
     """
 
     common_variables: ClassVar[tuple[str, ...]] = ()
-    """Those of ``variables`` that other systems set, too. If only these are set, there is no warning."""
+    """Those of ``variables`` that other systems set, too. If only such variables are set, there is no warning."""
 
     address_timeout_s: float = 300.0
     """Seconds to wait until this machine can resolve the main address, because the main machine may start later."""

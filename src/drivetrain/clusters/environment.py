@@ -33,16 +33,16 @@ class ClusterEnvironment:
     """Reads the ranks of this process from the environment variables that the launcher has set.
 
     The base class reads the variables of ``torchrun``: ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE``, ``RANK``,
-    ``LOCAL_RANK`` and ``GROUP_RANK``. A subclass overrides the members whose values its cluster provides in another
-    way. Lightning's old methods ``master_address()``, ``master_port()`` and ``creates_children()`` may be called and
-    overridden instead of the properties.
+    ``LOCAL_RANK`` and ``GROUP_RANK``. A subclass overrides the members for which its cluster sets other variables, or
+    provides the values in another way. Lightning's old methods ``master_address()``, ``master_port()`` and
+    ``creates_children()`` may be called and overridden instead of the properties.
 
-    All numbers are ints. A method of a subclass may return a string from the environment, which is converted. If it
-    returns ``None``, because its variable is not set, the caller gets a ConfigurationError.
+    All numbers are ints. A method of a subclass may return a string from the environment, which is converted. If the
+    method returns ``None``, because its variable is not set, the caller gets a ConfigurationError.
 
     Args:
-        environ: the environment variables; ``None``: those of the process in which the object is, even after it was
-            pickled to another process.
+        environ: the environment variables; ``None``: those of the process that uses this object, even if another
+            process has created the object.
     """
 
     detect_priority: ClassVar[int | None] = None
@@ -54,7 +54,9 @@ class ClusterEnvironment:
     """
 
     evidence: ClassVar[str] = "its detect() returned True"
-    """What it means that :meth:`detect` has returned True; a plan shows this text as the reason."""
+    """What is true if :meth:`detect` returns True, such as "Vertex AI has set CLUSTER_SPEC"; a plan shows this text as
+    the reason.
+    """
 
     variables: ClassVar[tuple[str, ...]] = ()
     """The variables that this cluster sets in each process."""

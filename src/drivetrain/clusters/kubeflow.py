@@ -8,8 +8,8 @@ from drivetrain.clusters.environment import ClusterEnvironment
 class KubeflowEnvironment(ClusterEnvironment):
     """Reads ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE`` and ``RANK``. Every pod is a machine with one process.
 
-    It is for the operator's first version. A TrainJob of Kubeflow Trainer v2 needs no such environment, because its
-    pods start torchrun.
+    This environment is for the operator's first version. A TrainJob of Kubeflow Trainer v2 needs no such environment,
+    because its pods start torchrun.
 
     The Trainer never detects this environment, because other systems set the same variables. Pass it in
     ``Trainer(plugins=[...])``.

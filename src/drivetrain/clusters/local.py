@@ -12,7 +12,7 @@ from drivetrain.errors import ConfigurationError
 
 
 class LocalEnvironment(ClusterEnvironment):
-    """This process starts the other processes of its machine; if ``LOCAL_RANK`` is set, it is one of those others.
+    """This process starts the other processes of its machine, or is one of them if ``LOCAL_RANK`` is set.
 
     For a job on several machines, the user starts the program once on each machine, with the variables ``MASTER_ADDR``,
     ``MASTER_PORT`` and ``NODE_RANK``.

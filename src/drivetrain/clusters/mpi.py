@@ -32,7 +32,7 @@ class MPIEnvironment(ClusterEnvironment):
     """Takes ranks and sizes from MPI's world, through mpi4py.
 
     The main address and port are rank 0's, unless ``MASTER_ADDR`` and ``MASTER_PORT`` are set. The first use of any
-    member is a collective operation, so all ranks must use one.
+    member is a collective operation, so all ranks must use at least one member.
 
     Args:
         environ: the environment variables; ``None``: the variables of this process.
@@ -78,7 +78,7 @@ class MPIEnvironment(ClusterEnvironment):
         return self._job.rank
 
     def local_rank(self) -> int:
-        """The number of ranks on this machine that are lower than this one."""
+        """The number of ranks on this machine that are lower than this process's rank."""
         job = self._job
         return job.hosts[: job.rank].count(job.hosts[job.rank])
 

@@ -45,7 +45,7 @@ class RayTrainEnvironment(ClusterEnvironment):
         return self.number("NODE_RANK")
 
     def nodes_meant(self, given: int) -> int:
-        """Return the number of machines, assuming that each has as many workers as this one."""
+        """Return the number of machines, assuming that each machine has as many workers as this machine."""
         return self.world_size() // self.local_world_size(given)
 
     def local_world_size(self, num_nodes: int) -> int:

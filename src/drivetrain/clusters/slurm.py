@@ -71,7 +71,7 @@ class SLURMEnvironment(ClusterEnvironment):
     # ---- rendezvous -------------------------------------------------------------------------------------------------
 
     def _address_of_cluster(self) -> str:
-        """The first node of this step; if its nodes are not known, of the job."""
+        """The first node of this step; if the step's nodes are not known, the first node of the job."""
         for name in ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST"):
             if nodes := self.environ.get(name):
                 return self.resolve_root_node_address(nodes)

@@ -53,7 +53,7 @@ class XLAEnvironment(ClusterEnvironment):
         return int(xla_runtime.host_index())
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Accept any number: no replica is started yet, and torch_xla's runtime counts them."""
+        """Accept any number: no replica is started yet, and torch_xla's runtime counts the replicas."""
 
 
 def check_no_launcher() -> None:

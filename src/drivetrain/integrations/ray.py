@@ -23,7 +23,7 @@ __all__ = ["RayTrainEnvironment", "RayTrainReportCallback"]
 
 _NOTE = "drivetrain.json"
 """A file in each reported checkpoint. It contains the name of the checkpoint's file, and the number of the fit that may
-resume from it.
+resume from the checkpoint.
 """
 
 
@@ -33,19 +33,19 @@ class RayTrainReportCallback(Callback):
     The Trainer adds this callback in a worker of Ray Train. In other processes the callback does nothing.
 
     When a ModelCheckpoint has written a checkpoint, the callback reports the metrics with this checkpoint's files. At
-    the end of an epoch without a new checkpoint, it reports the metrics alone. The metrics are
+    the end of an epoch without a new checkpoint, the callback reports the metrics alone. The metrics are
     ``trainer.callback_metrics``, ``epoch`` and ``step``. Training continues after Ray has copied the files into its
     storage. The machines need no shared folder besides this storage.
 
     A fit without ``ckpt_path`` resumes from the newest reported checkpoint of this fit. If the training function calls
-    several fits, those before the resumed one run again from their start.
+    several fits, the fits before the resumed fit run again from their start.
     """
 
     needs_every_rank = True
 
     def __init__(self) -> None:
         super().__init__()
-        self._download = ExitStack()  # the downloaded checkpoint, kept until the fit has read it to resume
+        self._download = ExitStack()  # the downloaded checkpoint, kept until the resuming fit has read it
         self._saved: dict[int, dict[str, float]] = {}  # the metrics at each save, by step
         self._reported = self._reported_with_files = -1  # the steps of the last reports
         self._reports = False  # true while a fit trains in a worker of Ray Train
@@ -83,8 +83,8 @@ class RayTrainReportCallback(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._download.close()
-        # report no checkpoint that a callback saves after this, because a report waits for all ranks, and only this one
-        # may have failed
+        # report no checkpoint that a callback saves after the exception, because a report waits for all ranks, and
+        # perhaps only this rank has failed
         self._reports = False
 
     # ---- reporting -----------------------------------------------------------------------------------------------
@@ -101,7 +101,8 @@ class RayTrainReportCallback(Callback):
             ray_train.report({**_metrics(trainer), "step": step})
             return
         self._reported_with_files = step
-        # the metrics of the save, because training has continued if the file was written in the background
+        # use the metrics at the time of the save: if the file was written in the background, training has continued
+        # since
         saved = self._saved.get(step)
         metrics = {**(_metrics(trainer) if saved is None else saved), "step": step}
         self._saved = {later: each for later, each in self._saved.items() if later > step}
@@ -125,8 +126,8 @@ def _metrics(trainer: Trainer) -> dict[str, float]:
 
 
 def _link_files(trainer: Trainer, path: str, folder: str) -> None:
-    """Link the files of a checkpoint into ``folder``, each on one machine: rank 0 links all that its machine has, and
-    the first rank of each other machine links those that rank 0's machine does not have.
+    """Link the files of a checkpoint into ``folder``, each on one machine: rank 0 links all files that its machine has,
+    and the first rank of each other machine links its files that rank 0's machine does not have.
     """
     if files.is_remote(path):
         return  # every machine can read the file at this address

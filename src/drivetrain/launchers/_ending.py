@@ -14,7 +14,7 @@ from drivetrain.launchers.launcher import LaunchError
 from drivetrain.launchers.signals import Sent, exception_of, was_asked_to_end
 from drivetrain.launchers.watch import Watch
 
-_POLL_S = 0.5  # seconds between two looks for a signal, which sets a deadline
+_POLL_S = 0.5  # seconds between two checks of the deadline, which a signal may have set
 _SAVED_S = 1.0  # seconds for a rank to end after its save
 
 
@@ -27,7 +27,7 @@ class Ended:
 
     @property
     def asked(self) -> bool:
-        """Whether a signal has asked it to end."""
+        """Whether a signal has asked the process to end."""
         return self.failure.interrupted or was_asked_to_end(self.exit_code)
 
     def error(self, rank: int, name: str, places: Sequence[str] = ()) -> BaseException:
@@ -36,7 +36,7 @@ class Ended:
         Args:
             rank: the global rank of the process.
             name: its name in the message.
-            places: lines above the message: the positions of the ranks.
+            places: lines above the message, which say in which phase and step each rank was.
         """
         if self.asked:
             interrupted = self.failure.interrupted or self.exit_code in (128 + signal.SIGINT, -signal.SIGINT)
@@ -53,7 +53,7 @@ class Ending:
     """When the launching process kills the ranks that still run.
 
     Args:
-        board: the board of this machine's ranks; ``None``: there is no board.
+        board: shows the progress of this machine's ranks; ``None``: their progress is unknown.
         stop_timeout_s: seconds for the ranks to save.
         echo_s: seconds to wait after the first failure. The rank with this failure may only have lost its connection to
             another rank, which failed first but reports later.
@@ -80,13 +80,13 @@ class Ending:
         After each wait, the caller updates ``running`` and ``failed``.
 
         Args:
-            running: the ranks that still run; those of this machine by their local ranks.
-            failed: how ranks have failed.
+            running: the ranks that still run; a rank of this machine is listed by its local rank.
+            failed: by rank, how the rank has failed.
             sent: the signals that this process got.
             send: sends a signal to all ranks.
 
         Raises:
-            LaunchError: the ranks wait for each other.
+            LaunchError: the ranks wait for each other, so none of them can continue.
         """
         watch = None if self.board is None else Watch(self.board)
         ranks = () if self.board is None else self.board.ranks
@@ -99,7 +99,7 @@ class Ending:
                 asked = any(each.asked for each in failed.values())
                 by_itself = any(not (each.asked or each.failure.follows) for each in failed.values())
                 here = [each for each in running if each < len(ranks)]
-                # ranks that got a signal from here may be saving, and a second one could interrupt that
+                # ranks that got a signal from here may be saving, and a second signal could interrupt the save
                 if self.look(here, asked=asked, failed=by_itself) and asked and sent.number is None:
                     send(signal.SIGTERM)
             elif watch is not None and sent.number is None and (text := watch.look()):

@@ -19,8 +19,8 @@ def check_fork(threads: int | None, timeout_s: float) -> None:
 
     Args:
         threads: the number of torch's threads in forked processes; ``None``: as in this process.
-        timeout_s: seconds to wait for a parallel operation in a forked process. It takes milliseconds, or hangs forever
-            if the process waits for missing threads.
+        timeout_s: seconds to wait for a parallel operation in a forked process. The operation takes milliseconds, or
+            hangs forever if the process waits for missing threads.
 
     Raises:
         ConfigurationError: a forked process cannot compute.

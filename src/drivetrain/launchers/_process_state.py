@@ -39,7 +39,7 @@ class ProcessState:
     deterministic: tuple[bool, bool, bool]  # deterministic algorithms: on, warn only, fill memory
     cudnn: tuple[bool, bool, bool]  # enabled, benchmark, deterministic
     fp32_precision: dict[str, str]
-    matmul_precision: str | None  # torch's older switch; None if it cannot represent the newer switches
+    matmul_precision: str | None  # torch's older switch; None: it cannot show the newer switches' values
     cudnn_tf32: bool | None
     default_dtype: torch.dtype
     parity: parity.Parity

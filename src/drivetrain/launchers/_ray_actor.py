@@ -1,7 +1,7 @@
 """The process in a Ray actor that becomes a rank. This file is imported only if Ray is used.
 
-Ray's cloudpickle pickles the objects, because it includes classes that no other process can import: those of the
-program's own file or of a notebook.
+The objects are pickled with Ray's cloudpickle, because cloudpickle includes classes that no other process can import:
+those of the program's own file or of a notebook.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class _Portable(cloudpickle.Pickler):  # type: ignore[misc]  # Ray is not instal
 
 
 def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -> None:
-    """Give this process the state that a process has which the launching process starts on its own machine."""
+    """Give this process the launching process's state, as if that process had started it on its own machine."""
     state = origin.state
     # on another machine, a variable that is set there keeps its value
     if ray.get_runtime_context().get_node_id() != origin.node:

@@ -2,9 +2,9 @@
 and files.
 
 The loops count their progress in these integers, so watching adds no call to a step. The files are in a folder that
-only this user may enter. The launching process creates the folder before the ranks start, and removes it after they
-have ended. If another program has started the ranks, local rank 0 creates the folder, and the watching process that
-local rank 0 starts removes it.
+only this user may enter. The launching process creates the folder before the ranks start, and removes the folder after
+the ranks have ended. If another program has started the ranks, local rank 0 creates the folder, and the watching
+process that local rank 0 starts removes it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ rank starts do not inherit it."""
 
 PHASE, BATCHES, STEP, STORING, SHOWN, SAVING, SAVES, STALL, PID, NAMESPACE, ENGINE = range(11)
 """Indices of a rank's integers: the phase; batches begun; optimizer steps; running saves for which the rank waits;
-whether a run has begun; whether the rank now saves because of a failure; whether it would save after a failure;
+whether a run has begun; whether the rank now saves because of a failure; whether the rank would save after a failure;
 milliseconds without progress before a report, or 0 in a run with one process; the process id; the namespace of this id;
 whether the program uses an Engine.
 """
@@ -66,7 +66,7 @@ class Sheet:
             self.words: Any = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
         self.words[PID], self.words[NAMESPACE] = os.getpid(), _namespace()
         if not faulthandler.is_enabled():
-            # open until this process dies: if a signal kills it, it writes its stacks to this file
+            # open until this process dies: if a signal kills this process, faulthandler writes the stacks to this file
             self._stacks = open(folder / f"{local_rank}.stacks", "w")  # noqa: SIM115
             faulthandler.enable(self._stacks)
 
@@ -80,7 +80,7 @@ class Sheet:
         (self.folder / _RUN).write_text(os.path.abspath(path))
 
     def note_collective(self, text: str) -> None:
-        """Write for the report the collective in or after which this rank has failed, as "in ..." or "after ..."."""
+        """Keep for the report in or after which collective this rank has failed, as "in ..." or "after ..."."""
         (self.folder / f"{self.local_rank}.collective").write_text(text)
 
 
@@ -98,21 +98,21 @@ _own: list[Sheet] = []  # the sheet of this process
 
 
 def join_board(folder: Path, local_rank: int) -> Sheet:
-    """Return a new sheet for this rank of a board that exists already. From now on, :func:`own_sheet` returns this
-    sheet.
+    """Return a new :class:`Sheet` for this rank, on a board that another process has created. From now on,
+    :func:`own_sheet` returns this sheet.
     """
     _own[:] = [Sheet(folder, local_rank)]
     return _own[0]
 
 
 def leave_board() -> None:
-    """Forget the rank's sheet in a process that was forked from the rank, because only the rank writes to the sheet."""
+    """Forget the rank's :class:`Sheet` in a process that was forked from the rank: only the rank writes to it."""
     os.environ.pop(BOARD, None)
     _own.clear()
 
 
 def own_sheet() -> Sheet | None:
-    """Return this rank's sheet of the board; ``None`` if the rank was not started with a board and has joined none."""
+    """Return the :class:`Sheet` to which this rank writes; ``None`` if there is no board."""
     folder = os.environ.pop(BOARD, "")
     if folder and "LOCAL_RANK" in os.environ:
         try:
@@ -178,7 +178,7 @@ class Board:
         return any(self.words(each)[word] for each in local_ranks)
 
     def place(self, local_rank: int) -> str:
-        """Return the position of a rank, as text that follows the rank's name."""
+        """Return in which phase and step a rank is, as text that follows the rank's name."""
         words, collective = self.words(local_rank), self._text(f"{local_rank}.collective")
         collective = collective and f", {collective}"
         if not words[SHOWN]:
@@ -187,7 +187,7 @@ class Board:
         return f"{where}, after {words[BATCHES]} batches had begun, in step {words[STEP]}{collective}"
 
     def places(self, but: int | None = None) -> list[str]:
-        """Return a line for each rank with its position, except the local rank ``but``."""
+        """Return a line for each rank except the local rank ``but``: in which phase and step the rank was."""
         return [f"Rank {rank} was {self.place(each)}." for each, rank in enumerate(self.ranks) if each != but]
 
     def left_its_run(self, local_rank: int) -> bool:
@@ -196,7 +196,7 @@ class Board:
         return bool(words[SHOWN] and words[PHASE])
 
     def note_collective(self, local_rank: int, text: str) -> None:
-        """Write for the report the collective in which a rank waits."""
+        """Keep for the report in which collective a rank waits."""
         (self.folder / f"{local_rank}.collective").write_text(text)
 
     def stacks(self, local_rank: int) -> str:

@@ -46,9 +46,9 @@ _PLAIN_DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 class Sealed(Generic[T]):
     """A value for another process, which unpickles it only when :meth:`open` is called.
 
-    Tensors are pickled by value. Otherwise torch would move them into shared memory, where all replicas would train the
-    same weights; besides, the size of shared memory is often limited. Tensors that are already in shared memory stay
-    shared.
+    Tensors are pickled by value. Otherwise torch would move the tensors into shared memory, where all replicas would
+    train the same weights; besides, the size of shared memory is often limited. Tensors that are already in shared
+    memory stay shared.
     """
 
     _pickled: bytes = b""
@@ -57,7 +57,7 @@ class Sealed(Generic[T]):
         self._value = value
 
     def open(self) -> T:
-        """Return the value. Unpickling it may import user code."""
+        """Return the value. To unpickle the value may import user code."""
         if not self._pickled:
             return self._value
         return pickle.loads(self._pickled)
@@ -113,8 +113,8 @@ class _Trail(pickle._Pickler):
 
 
 def _holder(value: Any) -> str:
-    """Return which attribute of which object cannot be pickled, as the end of a sentence; "" if it is no object's
-    attribute.
+    """Return which attribute of which object cannot be pickled, as the end of a sentence; "" if no object's attribute
+    is the cause.
     """
     trail = _Trail()
     with suppress(Exception):
@@ -201,7 +201,7 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
     if sys.platform == "linux":
         torch_private.signal_at_parents_end(signal.SIGKILL)  # the process must not outlive the launching process
         launcher = multiprocessing.parent_process()
-        # the launching process died before the line above
+        # the launching process died before this process asked for the signal
         if launcher is not None and not launcher.is_alive():
             os._exit(128 + signal.SIGTERM)
         # a session of its own: the terminal's signals reach only the launching process, which forwards them
@@ -226,8 +226,8 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
 
 
 def own_parameters() -> None:
-    """Copy the parameters and buffers of this process's modules from shared memory, which other replicas use, to memory
-    of its own.
+    """Copy the parameters and buffers of this process's modules out of shared memory, because other replicas use this
+    memory, too.
     """
     copies: dict[int, torch.UntypedStorage] = {}
     for module in gc.get_objects():

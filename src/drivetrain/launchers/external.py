@@ -1,4 +1,4 @@
-"""The launcher for processes that torchrun, a cluster or another program has started: it starts none."""
+"""The launcher for processes that torchrun, a cluster or another program has started; it starts no process itself."""
 
 from __future__ import annotations
 

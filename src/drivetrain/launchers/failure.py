@@ -66,5 +66,7 @@ def read_failure(folder: Path, local_rank: int) -> Failure | None:
 
 
 def first_of(failures: Mapping[int, Failure]) -> int:
-    """Return the rank that failed first. A failure that another rank caused counts only if there is no other."""
+    """Return the rank that failed first. A failure that another rank caused counts only if all failures are of this
+    kind.
+    """
     return min(failures, key=lambda rank: (failures[rank].follows, failures[rank].when))

@@ -2,8 +2,8 @@
 the ranks that are missing there.
 
 torch records collectives by default, also those of Gloo; but torch 2.9 records them only if a variable is set. A trace
-is torch's JSON, to which this file adds the members of each group, because torch sometimes leaves them out. This file
-reads traces without torch.
+is torch's JSON, to which this file adds the members of each group, because torch sometimes leaves the members out. This
+file reads traces without torch.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def taken() -> bytes:
     """Return the trace of this process, which must have imported torch."""
     dist = sys.modules["torch.distributed"]
     entries: list[Any] = []
-    for record in torch_private.flight_records():  # the record of NCCL, if there is one, repeats entries of the others
+    for record in torch_private.flight_records():  # NCCL's own record, if there is one, repeats entries
         known = {(each["process_group"][0], each["record_id"]) for each in entries}
         own = json.loads(record).get("entries") or ()
         entries += [each for each in own if (each["process_group"][0], each["record_id"]) not in known]
@@ -138,8 +138,8 @@ def _absence(collective: Collective, other: Trace) -> str:
 
 
 def _entries(trace: Trace | None, group: str | None = None) -> list[Any]:
-    """Return the entries of a trace; if ``group`` is given, only the entries of its collectives, not of sends and
-    receives.
+    """Return the entries of a trace; if ``group`` is given, only the entries of that group's collectives, not of sends
+    and receives.
     """
     found = (trace or {}).get("entries", ())
     return [each for each in found if group is None or (each["process_group"][0] == group and not each["is_p2p"])]

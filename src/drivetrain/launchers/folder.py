@@ -77,8 +77,8 @@ def hold(folder: Path) -> int | None:
 
 
 def sweep() -> None:
-    """Remove the folders of this user's jobs of which every process was killed, including the shell that removes the
-    folder.
+    """Remove the folders that this user's killed jobs have left. A job leaves its folder if every process of the job
+    was killed, including the shell that removes the folder.
 
     A cluster may kill all processes that a job has started, as SLURM does before it requeues the job.
     """
@@ -87,7 +87,7 @@ def sweep() -> None:
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if _NAMES.fullmatch(entry.name):
-                # an error: the folder belongs to another user, is locked, or has just been removed
+                # an error means that the folder belongs to another user, is locked, or has just been removed
                 with suppress(OSError, ValueError):
                     _remove_if_left(Path(entry.path))
 

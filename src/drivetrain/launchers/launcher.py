@@ -76,8 +76,8 @@ class Launcher(ABC):
     """
 
     endings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """By name of this launcher: the suffixes of strategy names that select it. A name that is missing here is its own
-    suffix.
+    """For each name of this launcher, the suffixes of strategies' names that select the launcher. For a name without an
+    entry, the name itself is the suffix.
 
     ``strategy="ddp_ray"`` has the suffix "ray". "ddp" has the suffix "".
     """

@@ -25,7 +25,7 @@ from drivetrain.launchers.launcher import Launcher, threads_each, variables_of
 from drivetrain.launchers.signals import Sent, exception_of, forwarding, say_who_is_killed
 
 _PROBE_S = 10.0
-_ECHO_S = 1.0  # seconds for the process that caused a failure to report, after another has lost its connection
+_ECHO_S = 1.0  # after a process has lost a connection: seconds for the process at fault to report
 
 
 class MultiProcessingLauncher(Launcher):

@@ -26,7 +26,7 @@ _WORKER = "pt_data_worker"  # torch's name for the workers of a DataLoader
 
 
 class _Grace:
-    """How long this process may outlive its launching process.
+    """How long this process may continue after the end of its launching process.
 
     Attributes:
         seconds: the time that this process has after the end of the launching process.
@@ -47,7 +47,7 @@ def follow(launcher: int) -> None:
         return
     try:
         end = os.pidfd_open(launcher)
-    # the kernel is old; or the launching process has just ended, and then the system's SIGTERM ends this process
+    # the kernel is old, or the launching process has just ended; if it has, the system's SIGTERM ends this process
     except OSError:
         return
     _Grace.followed = launcher

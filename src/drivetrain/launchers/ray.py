@@ -41,22 +41,22 @@ _HERE = "local"  # Ray's name for a cluster of only this machine
 # the least size of Ray's object store; by default, Ray gives it a third of this machine's memory
 _STORE_BYTES = 200 * 2**20
 _SOON_S = 10.0
-_LAST_WORDS_S = 0.5  # Ray fetches the actors' output about ten times a second, while it is connected
+_LAST_WORDS_S = 0.5  # Ray fetches the actors' output about ten times a second, until it is disconnected
 _ECHO_S = 10.0  # Ray takes seconds to detect a death; ranks that lose a connection report at once
 _CURE = "Create it where it is used: in setup, in configure_model, or in another hook, which run in each process."
 _DIED = "If you did not kill it, its machine is gone or ran out of memory: use smaller batches or fewer loader workers."
 _OF_RAY = re.compile("_group_|node:|memory")  # names of resources that a job does not request
-# devices for which Ray's resource has torch's name of the device in capitals; others are "GPU"
+# devices for which Ray's resource has torch's name of the device in capitals; other devices are "GPU"
 _NOT_CALLED_GPU = ("HPU", "NPU", "TPU")
 
 
 class RayLauncher(Launcher):
     """Starts Ray actors, which get copies of this process's objects; this process only waits, and is not a rank.
 
-    If the program is not connected to Ray, the launcher connects during the call to the cluster at ``address``, or to a
-    new cluster of only this machine, whose start takes seconds. Call ``ray.init`` before ``fit`` to keep a connection
-    between calls, or to send modules to other machines: ``runtime_env={"working_dir": "."}``. Classes and functions of
-    the program's file or of a notebook are sent automatically.
+    If the program is not connected to Ray, the launcher connects for the duration of the call: to the cluster at
+    ``address``, or to a new cluster of only this machine, whose start takes seconds. Call ``ray.init`` before ``fit``
+    to keep a connection between calls, or to send modules to other machines: ``runtime_env={"working_dir": "."}``.
+    Classes and functions of the program's file or of a notebook are sent automatically.
 
     Every machine runs ``num_processes`` actors. The ranks on a machine are consecutive. If this machine takes part, it
     has the first ranks. Each process gets the environment variables with its rank, and this process's random state,
@@ -189,7 +189,7 @@ class RayLauncher(Launcher):
 
     def _wait_for_room(self, group: Any, together: Mapping[str, float], ours: bool) -> None:
         large = count_of(together, [node["Resources"] for node in ray.nodes() if node["Alive"]])
-        if large >= self.num_nodes or not ours:  # not ours: a cluster that this launcher has not started may grow
+        if large >= self.num_nodes or not ours:  # a cluster that this launcher did not start may grow
             soon = min(_SOON_S, self.start_timeout_s)
             if group.wait(soon):
                 return
@@ -223,7 +223,7 @@ class RayLauncher(Launcher):
         Args:
             running: the pending result of each rank.
             here: Ray's id of this machine.
-            board: the board of this machine's ranks.
+            board: shows the progress of this machine's ranks.
         """
         first, signals = b"", list[int]()
         failed, errors = dict[int, Ended](), dict[int, BaseException]()
@@ -240,7 +240,7 @@ class RayLauncher(Launcher):
                         end = error
                     if not isinstance(end, bytes):
                         failed[rank.number], errors[rank.number] = self._failure(rank, end, board)
-                        # closes the connections of the failed rank, so that no other rank waits for it
+                        # the kill closes the failed rank's connections, so that no other rank waits for this rank
                         ray.kill(rank.actor)
                     elif rank.number == 0:
                         first = end
@@ -251,7 +251,9 @@ class RayLauncher(Launcher):
         return first
 
     def _failure(self, rank: _Rank, end: Any, board: Board | None) -> tuple[Ended, BaseException]:
-        """Return how a rank has failed, and the exception for it, with the positions of the ranks on its machine."""
+        """Return how a rank has failed, and the exception for this failure, which says in which phase and step this
+        machine's ranks were.
+        """
         job = self.num_processes * self.num_nodes
         who = f"Rank {rank.number} of {job} (an actor of Ray on {rank.seat.address}, process {rank.seat.pid})"
         reported = isinstance(end, Ended)
@@ -291,9 +293,9 @@ class _Rank:
 def variables_for(seats: Sequence[Seat], here: str, board: Path | None = None) -> list[dict[str, str]]:
     """Return the environment variables with each actor's rank, in the order of ``seats``.
 
-    The ranks on a machine are consecutive, and the machine ``here`` has the first. Each actor sees the devices of all
-    actors on its machine. If all actors are on one machine, they meet at a loopback address. Actors on ``here`` show
-    their progress on the board in the folder ``board``.
+    The ranks on a machine are consecutive, and the machine ``here`` has the first ranks. Each actor sees the devices of
+    all actors on its machine. If all actors are on one machine, they meet at a loopback address. Actors on ``here``
+    show their progress in the folder ``board``.
     """
     nodes = sorted(dict.fromkeys(seat.node for seat in seats), key=lambda node: node != here)
     members = [[index for index, seat in enumerate(seats) if seat.node == node] for node in nodes]
@@ -318,7 +320,7 @@ def variables_for(seats: Sequence[Seat], here: str, board: Path | None = None) -
 
 
 def count_of(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> int:
-    """Return how many of ``nodes`` are large enough for ``wanted``."""
+    """Return how many of ``nodes`` have all the resources in ``wanted``."""
     return sum(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes)
 
 
@@ -385,7 +387,8 @@ def _handler_kept(number: signal.Signals, without_rays: bool = False) -> Iterato
 
     Args:
         number: the signal.
-        without_rays: whether to disable Ray's handler inside the context, because it would end the program at once.
+        without_rays: whether to disable Ray's handler inside the context, because Ray's handler would end the program
+            at once.
     """
     before = signal.getsignal(number)
     is_rays = str(getattr(before, "__module__", "")).partition(".")[0] == "ray"

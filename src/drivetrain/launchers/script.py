@@ -28,7 +28,7 @@ from drivetrain.launchers.watch import Watch
 _POLL_S = 0.1
 _LAST_WORDS_S = 1.0  # after one process has failed: seconds for the others to fail, too, and to print the reason
 _HANGS = 10**6  # used in place of an exit code if the ranks wait for each other
-_GRACE_S = 5.0  # seconds for the remaining processes to end after SIGTERM, when one has failed
+_GRACE_S = 5.0  # after a process has failed: seconds for the others to end after SIGTERM
 
 
 class ScriptLauncher(Launcher):
@@ -65,7 +65,7 @@ class ScriptLauncher(Launcher):
 
         Raises:
             ConfigurationError: there is no command that runs this program again.
-            SystemExit: always. Its code is 128 + n if this process got the signal n; otherwise 0 if all processes
+            SystemExit: always. The exit code is 128 + n if this process got the signal n; otherwise 0 if all processes
                 succeeded, 1 if they hang, and in other cases the exit code of the process that failed first.
         """
         command = command_again()
@@ -132,10 +132,10 @@ def _dies_with_launcher() -> Callable[[], None] | None:
 
 
 def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: int) -> int:
-    """Print which rank failed first, its position and its traceback; return the exit code of the job."""
+    """Print which rank failed first, in which phase and step, and its traceback; return the exit code of the job."""
     local = next(rank for rank, process in enumerate(processes) if process.returncode == code)
     failures = {rank: found for rank in range(len(processes)) if (found := read_failure(board.folder, rank))}
-    # the process was killed, or has written no failure, so the failures of other processes follow from its end
+    # the process was killed, or has written no failure; its end has then caused the failures of other processes
     if code < 0 or local not in failures:
         end = f"was ended by the signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         say(board.report(local, processes[local].pid, end, ""))
@@ -156,9 +156,9 @@ def _first_failure(
     """Wait until all processes have ended, or one has failed and the others had time to fail, too, and to print the
     reason.
 
-    The process that failed first need not be the first to end: while it still prints its traceback, another may end
-    because it has lost the connection. If all were ended at once, the important lines would be lost. After a signal,
-    which all processes get, the processes have time to save.
+    The process that failed first need not be the first to end: while that process still prints its traceback, another
+    process may end because it has lost the connection. If all processes were killed at once, the lines about the cause
+    would be lost. After a signal, which all processes get, the processes have time to save.
 
     Returns: The first nonzero exit code; 0 if there is none; ``_HANGS`` if the processes that still run wait for each
     other.
@@ -171,7 +171,7 @@ def _first_failure(
             first = next(code for code in codes if code)
             if not was_asked_to_end(first):
                 stacks.note_collectives(board, running)
-            elif sent.number is None:  # ranks that got a signal from here may be saving, which another could interrupt
+            elif sent.number is None:  # after a signal ranks may be saving, which a second signal could interrupt
                 _send(processes, signal.SIGTERM)
         if first:
             ending.look(running, asked=was_asked_to_end(first), failed=False)
@@ -185,7 +185,7 @@ def _first_failure(
 
 def _send(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
     for process in processes:
-        # only to the process, not to its group: the rank needs its DataLoader workers until it has saved
+        # not to the process's group: the rank needs its DataLoader workers, which are in the group, until it has saved
         process.send_signal(number)
 
 

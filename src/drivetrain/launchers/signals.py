@@ -50,8 +50,8 @@ def exception_of(number: int) -> BaseException:
 
 @contextmanager
 def handled(handlers: Mapping[int, Any]) -> Iterator[None]:
-    """Context with these handlers of signals; the previous ones are restored at its end. No effect in another thread
-    than the main one, where Python sets no handlers.
+    """Context with these handlers of signals; the previous handlers are restored when the block ends. Outside the main
+    thread the context has no effect, because Python sets no handlers there.
     """
     before = dict[int, Any]()
     try:
@@ -67,7 +67,8 @@ def handled(handlers: Mapping[int, Any]) -> Iterator[None]:
 
 @contextmanager
 def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[Sent]:
-    """Context in which signals are forwarded to the ranks, which then save and end. It yields a record of the signals.
+    """Context in which signals are forwarded to the ranks, which then save and end. The context yields a record of the
+    signals.
 
     A user's handler for SIGTERM is called first, as in a fit. A signal that the user ignores, and another signal for
     which the user has a handler, are not forwarded. Outside the main thread, nothing changes.
@@ -80,7 +81,7 @@ def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[S
 
     def handle(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM and callable(own := before[number]):
-            own(number, frame)  # an exception of the user's handler ends this process, and then the ranks
+            own(number, frame)  # if this raises an exception, this process ends, and then the ranks end
         if signal.Signals(number).name in _ENDS:
             again = sent.number is not None
             sent.number = sent.number or number
@@ -108,7 +109,7 @@ def say_who_is_killed(board: Board, running: Mapping[int, int], limit_s: float) 
     """Print which ranks are killed because they have not ended in time after a signal.
 
     Args:
-        board: the board of the job.
+        board: shows the progress of the job's ranks.
         running: processes by local rank.
         limit_s: the seconds that the ranks had for ending.
     """

@@ -5,8 +5,8 @@ There are two methods. The first is a thread of the rank: when a file name arriv
 writes the stacks and the trace of collectives to a file of that name. The thread needs the interpreter's lock, which a
 rank that waits in a collective has released. Until a name arrives, the thread sleeps and costs nothing. If other code
 holds the lock, the thread cannot answer. The second method is a signal, on which Python's faulthandler writes the
-stacks without the lock. It may crash a process in which other threads run Python, so it is used only if the first
-method fails: then one thread holds the lock, and no other runs Python.
+stacks without the lock. This signal may crash a process in which other threads run Python, so it is used only if the
+first method fails: then one thread holds the lock, and no other thread runs Python.
 
 This file is imported without torch.
 """
@@ -96,8 +96,8 @@ class Process:
             stopped by a debugger, "Z" ended; "" if there is no such process, "?" if the system cannot tell.
         traced: whether a debugger is attached.
         cpu_s: the processor time that the process has used, in seconds.
-        answers: whether the process has a handler for the signal that asks for its stacks. Without one, the signal
-            would end the process.
+        answers: whether the process has a handler for the signal that asks for its stacks. Without such a handler, the
+            signal would end the process.
     """
 
     state: str = "?"
@@ -212,7 +212,7 @@ def ask(board: Board, local_ranks: Sequence[int], answer_s: float = _ANSWER_S) -
     incomplete.
 
     Args:
-        board: the board of the job.
+        board: shows the progress of the job's ranks.
         local_ranks: the ranks to ask.
         answer_s: the seconds that the ranks have to answer.
     """
@@ -236,7 +236,7 @@ def _wait(is_over: Callable[[], bool], seconds: float) -> None:
 
 
 def _signalled(board: Board, pids: Mapping[int, int], answer_s: float) -> dict[int, str]:
-    """Return the stacks that faulthandler writes in these ranks; "" if it could not."""
+    """Return the stacks that faulthandler writes in these ranks; "" for a rank in which faulthandler failed."""
     found, grew = dict.fromkeys(pids, b""), time.monotonic()
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # the folder may be removed at any time
         written = {each: stack.enter_context(open(board.folder / f"{each}.{_ASKED}", "rb")) for each in pids}
@@ -257,7 +257,7 @@ def _signalled(board: Board, pids: Mapping[int, int], answer_s: float) -> dict[i
 
 
 def note_collectives(board: Board, local_ranks: Sequence[int]) -> None:
-    """Write for the report the collectives in which these ranks wait. Call this before the ranks are ended, or fail."""
+    """Write for the report the collectives in which these ranks wait. Call this before the ranks are killed."""
     for each, answer in zip(local_ranks, ask(board, local_ranks, _SOON_S), strict=True):
         if (waits := flight.waits_in(answer.trace)) is not None:
             board.note_collective(each, f"in {waits}")

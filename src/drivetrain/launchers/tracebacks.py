@@ -36,7 +36,9 @@ def is_library(path: str) -> bool:
 
 
 def cut_tracebacks(tell: Callable[[BaseException], object] | None = None) -> None:
-    """From now on, leave library frames out of the traceback of an uncaught exception; ``tell`` gets it first."""
+    """From now on, leave library frames out of the traceback of an uncaught exception; ``tell`` gets the exception
+    first.
+    """
     if tell is not None:
         _tell[:] = [tell]
     if not _before:
@@ -47,14 +49,15 @@ def cut_tracebacks(tell: Callable[[BaseException], object] | None = None) -> Non
 def cut_completely(error: BaseException) -> None:
     """If ``error`` ends this process, Python will print it without any frame.
 
-    Such an error follows from another rank's failure, which its notes describe; this rank's frames would only distract.
+    Such an error follows from another rank's failure, which the error's notes describe; this rank's frames would only
+    distract.
     """
     setattr(error, _FOLLOWS, True)
 
 
 def traceback_of_user(error: BaseException) -> str:
-    """Return the traceback of ``error`` as text; only the message for an error of drivetrain without a frame of the
-    user.
+    """Return the traceback of ``error`` as text. If ``error`` is drivetrain's and no frame is the user's, return only
+    the message.
     """
     text = traceback.TracebackException.from_exception(error)
     kept = _kept(error, [each.filename for each in text.stack])

@@ -27,9 +27,9 @@ from drivetrain.launchers.board import BATCHES, PHASE, SAVING, SHOWN, STALL, STE
 
 _STOPPED_TIMEOUT_S = 60.0
 _BUSY = 0.1  # a rank is busy if it uses more than this share of one processor
-_LOOK_S = 1.0  # seconds between two reads of the board
+_LOOK_S = 1.0  # seconds between two reads of the ranks' progress
 _AGAIN_S = 10.0  # seconds between two requests to ranks that make no progress
-_ENGINE_S = 60.0  # the same for ranks of a program with an Engine, which show no progress even if they make some
+_ENGINE_S = 60.0  # the same for a program with an Engine, whose ranks never show their progress
 
 
 def stopped_timeout_s() -> float:
@@ -61,7 +61,7 @@ class Watch:
     """Watches the ranks of one machine.
 
     Args:
-        board: the board of the job.
+        board: shows the progress of the job's ranks.
         say: prints a message.
         ask: returns the answers of local ranks, like :func:`drivetrain.launchers.stacks.ask`.
         clock: a monotonic clock, in seconds.
@@ -131,7 +131,7 @@ class Watch:
                 is_busy=when == now or answer.process.cpu_s - used_s > _BUSY * (now - when),
                 stopped_s=now - self._stopped.get(each, now),
             )
-        self._cpu = {}  # processor time is measured again from the next check on, because the answers have used some
+        self._cpu = {}  # measured again from the next check on, because the answers have used processor time
         ends = cannot_go_on(seen, stall_s)
         longest = max(
             (time.time() - waits.since for each in seen.values() if (waits := each.answer.waits_in)), default=0

@@ -1,8 +1,8 @@
 """The process that watches a machine's ranks if another program has started them, such as torchrun, srun or mpirun.
 
 Local rank 0 starts this process. This process prints a report when a rank fails, and the reports of
-:mod:`drivetrain.launchers.watch`. When all ranks have ended, for whatever reason, it removes the board's folder and
-ends. It does not import torch.
+:mod:`drivetrain.launchers.watch`. When all ranks have ended, for whatever reason, this process removes the board's
+folder and ends. This process does not import torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from drivetrain.launchers.folder import hold
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.25
-_LAST_WORDS_S = 1.0  # seconds for the other ranks to write their failures after one rank has failed
+_LAST_WORDS_S = 1.0  # after a rank has failed: seconds for the others to write their failures
 _START = "import sys; sys.path.insert(0, {root!r}); from drivetrain.launchers.watcher import main; main({folder!r})"
 
 
@@ -38,7 +38,7 @@ def start(folder: Path) -> None:
 
 
 def main(folder: str) -> None:
-    """Watch the ranks whose board is in ``folder`` until all of them have ended."""
+    """Watch the ranks that show their progress in ``folder``, until all of them have ended."""
     _close_inherited()
     _ignore_signals()
     hold(Path(folder))  # keep the folder locked until this process ends
@@ -75,7 +75,7 @@ class _Ranks:
     """The ranks of this machine, which are not children of this process.
 
     Args:
-        board: the board of the job; each rank that has joined has written its process id there.
+        board: shows the progress of the job's ranks; each rank that has joined has written its process id there.
     """
 
     def __init__(self, board: Board) -> None:
@@ -103,7 +103,7 @@ class _Ranks:
                 return
         if failed := self._failed():
             say(self._report(failed))
-        while self._running:  # the ranks that still run: the program that started them ends them
+        while self._running:  # the program that started the ranks ends those that still run
             self._wait()
 
     def _wait(self, seconds: float | None = None) -> None:

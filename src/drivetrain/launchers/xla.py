@@ -26,7 +26,7 @@ from drivetrain.launchers.launcher import Launcher, threads_each
 _METHOD = "fork"
 _PROBE_S = 10.0
 _LOOK_EVERY_S = 0.2
-# seconds: when a replica loses its connection to a failed replica, the failed one reports within this time
+# seconds for a failed replica to report, after another replica has lost the connection to that replica
 _ECHO_S = 1.0
 
 # By the job's folder: the state that its forked replicas apply, what they call, and their number of torch's threads.

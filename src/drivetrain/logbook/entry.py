@@ -33,7 +33,7 @@ STACKED: dict[Reduction, Callable[..., Tensor]] = {"sum": torch.sum, "min": torc
 
 
 class LogRule(NamedTuple):
-    """The defaults of ``self.log`` in one hook, and whether it may log per-step values."""
+    """The defaults of ``self.log`` in one hook, and whether the hook may log per-step values."""
 
     on_step: bool
     on_epoch: bool
@@ -109,7 +109,7 @@ class Entry:
         self.options = options
         self.on_step = rule.on_step if options.on_step is None else options.on_step
         self.on_epoch = rule.on_epoch if options.on_epoch is None else options.on_epoch
-        # names of its values per step and over the epoch
+        # the names of the values per step and over the epoch
         self.step_name, self.epoch_name = self._suffixed("step"), self._suffixed("epoch")
         self.names = [self.step_name] * self.on_step + [self.epoch_name] * self.on_epoch
         self.once = not rule.step_allowed  # whether the hook runs once per epoch; then its first value is final
@@ -149,7 +149,9 @@ class Entry:
         return f"{base}_{suffix}{separator}{loader}"
 
     def push(self, value: Any, batch_size: float | None) -> None:
-        """Store one value, without a transfer. [Note: when a value is copied] in logbook.py lists when it is copied."""
+        """Store one value, without a transfer. [Note: when a value is copied] in logbook.py says when ``value`` is
+        copied.
+        """
         if self._book.muted:
             self._push_nothing(value)
             return
@@ -188,21 +190,21 @@ class Entry:
             self._combine(value * weight if self.reduction == "mean" else value)
 
     def lend(self, value: Tensor) -> None:
-        """Store the value of a replayed step, without a copy: the next replay writes another value into the same
-        memory.
+        """Store the value of a step that a graph of the device replays, without a copy: the next replay writes another
+        value into the same memory.
         """
         # a new object, because the logbook compares identities to detect a new value
         self.last = self._lent = value.detach()
         self.fresh = True
 
     def _push_nothing(self, value: Any) -> None:
-        """Record that this rank's batch does not count. If the ranks exchange the value, this rank takes part with
-        weight 0.
+        """Record that this rank's batch does not count. If the ranks exchange values of this name, this rank takes part
+        with weight 0.
         """
         if self.shared:
             self.last, self.fresh, self._last_weight = None, True, 0
         if isinstance(value, nn.Module):
-            self.metric = value  # all ranks must compute the metric together
+            self.metric = value  # kept, because all ranks must compute the metric together
 
     def _push_metric(self, metric: nn.Module) -> None:
         """Record a metric object (torchmetrics), whose own state is the running reduction."""
@@ -220,8 +222,8 @@ class Entry:
         """Start an epoch in which this metric object is logged.
 
         Raises:
-            LoggingError: the metric is also logged in another stage; or only its step value is logged, but it has no
-                step value.
+            LoggingError: the metric is also logged in another stage; or only the metric's step value is logged, but the
+                metric has no step value.
         """
         self._book.check_metric(self, metric)
         if not self.on_epoch and getattr(metric, "_forward_cache", None) is None and hasattr(metric, "_forward_cache"):
@@ -241,7 +243,7 @@ class Entry:
         return value.reshape(())
 
     def last_scalar(self) -> Value | None:
-        """Return the last value as a scalar tensor. Only here, a value that was kept without a copy is checked to be a
+        """Return the last value as a scalar tensor. A value that was kept without a copy is checked only here to be a
         scalar.
 
         A value from :meth:`lend` is copied.
@@ -314,8 +316,8 @@ class Entry:
         return {"max": 1, "min": -1}.get(self.reduction, 0)
 
     def combine(self, value: Tensor, weight: Any, ranks: int) -> Tensor:
-        """Return the final value from :meth:`parts` that were reduced over ``ranks`` ranks. A sum is divided only here,
-        and no number is truncated.
+        """Return the final value. ``value`` and ``weight`` are the results of :meth:`parts`, reduced over ``ranks``
+        ranks. A sum is divided only here, and no number is truncated.
         """
         if self.reduction != "mean":
             return value
@@ -334,8 +336,8 @@ class Entry:
         return self._as_scalar(torch.as_tensor(reduce(value, reduce_op=self.reduction), device=value.device).detach())
 
     def compute_together(self, sync: Callable[..., list[Tensor]] | None = None) -> None:
-        """Compute a metric object; all ranks must call this at the same time, because they exchange the metric's state,
-        and a rank alone would wait for the others.
+        """Compute a metric object; all ranks must call this at the same time, because the ranks exchange the metric's
+        state, and a rank alone would wait for the others.
 
         ``sync`` gathers a tensor of this state from the ranks that see different samples. ``None``: torchmetrics
         gathers from all ranks.
@@ -356,7 +358,7 @@ class Entry:
         return None if value is None else self._as_scalar(self._from_metric(value))
 
     def _from_metric(self, value: Any) -> Tensor:
-        """Return ``value``, which the metric object has computed, as a tensor; it may be a plain number."""
+        """Return ``value``, which the metric object has computed, as a tensor; ``value`` may be a plain number."""
         if is_number(value):
             return torch.tensor(float(value), dtype=torch.float64)
         if isinstance(value, Tensor):

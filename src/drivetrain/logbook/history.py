@@ -62,7 +62,7 @@ class History(Mapping[str, Column]):
         has_float64: whether the device has 64-bit floats.
 
     Attributes:
-        logged: by name that ``self.log`` was called with, whether loggers get its values.
+        logged: for each name with which ``self.log`` was called, whether loggers get the values.
     """
 
     def __init__(self, has_float64: bool = True) -> None:

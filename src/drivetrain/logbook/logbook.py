@@ -44,7 +44,7 @@ class Row(NamedTuple):
     name: str
     value: Any
     entry: Entry
-    parts: tuple[Any, float] | None = None  # for a shared value: this rank's part in the exchange
+    parts: tuple[Any, float] | None = None  # for a value that ranks exchange: what this rank contributes
 
 
 class Scope:
@@ -63,17 +63,17 @@ class Logbook:
     Attributes:
         scope: the running hook; the loops and the hook table set it.
         batch, size: the current batch and its size, which the loops set; the size is ``None`` until a mean needs it.
-        muted: whether logged values are discarded, because this rank repeats a batch.
+        muted: whether logged values are discarded, because this rank has no more batches and repeats one.
         copies: whether this step's values are copied, because they will be read after the step.
         group: "train", "validate" or "test". ``epoch_done``: whether the reductions of this group's epoch are final.
         callback_metrics: the latest value of every name, as tensors on their own device.
         bar_metrics: floats of the last flush, in a dictionary that is never modified, so a thread may read it.
-        agreed_steps: by name, the last step value on which the ranks agreed; callbacks see it, not this rank's own.
+        agreed_steps: by name, the last step value on which the ranks agreed; callbacks get this value, not the rank's.
         logged_metrics: the latest values that loggers get, under the loggers' names, as tensors on their own device.
         flushes: the number of times that values were read from a device.
         sum_dtype: the dtype of sums over an epoch; float64 if the device supports it.
-        reduce: checks that the ranks that see different samples log the same names, and returns the sums of a list of
-            numbers and the maxima of another; ``None``: one rank. ``reduce_world``: the same for all ranks.
+        reduce: checks that the ranks that see different samples log the same names, and returns the sums of one list of
+            numbers and the maxima of a second one; ``None``: one rank. ``reduce_world``: the same over all ranks.
         own_reduce: a user strategy's reduction of the ranks' values; ``None``: exact sums.
         history: on rank 0, the values that loggers get, of all runs of the Trainer.
         sync_metric: how a metric object gathers the ranks' states if some ranks see the same samples.
@@ -95,7 +95,7 @@ class Logbook:
     # ---- for the loops -----------------------------------------------------------------------------------------
 
     def scope_for(self, group: str, hook: str, rule: LogRule | None, dataloader_idx: int | None = None) -> Scope:
-        """Return the scope of ``hook`` in ``group`` ("train", "validate", ...), created on first use."""
+        """Return the :class:`Scope` of ``hook`` in ``group`` ("train", "validate", ...), created on first use."""
         key = hook if dataloader_idx is None else f"{hook}/{dataloader_idx}"
         scopes = self._groups.setdefault(group, {})
         if key not in scopes:
@@ -117,7 +117,7 @@ class Logbook:
         self.bar_metrics: dict[str, float] = {}
         self.logged_metrics: dict[str, Any] = {}
         self._compared_sizes = False
-        self._logged_before: dict[str, list[Logged]] = {}  # logged() of the last epoch, by group
+        self._logged_before: dict[str, list[Logged]] = {}  # by group: what logged() has returned in the last epoch
         self._held: dict[Entry, Value | None] = {}  # the step values of training before the last evaluation
         self.agreed_steps: dict[str, Value] = {}
         # by full name: the group and the scope that logged it first; None: a warning was already issued
@@ -141,7 +141,7 @@ class Logbook:
         self.sync_metric = None if all_ranks else lambda tensor, group=None: data.gather_objects(tensor)
 
     def reset(self, group: str) -> None:
-        """Start a new epoch of ``group``: its running reductions start again; ``callback_metrics`` keeps its values."""
+        """Start a new epoch of ``group``: the running reductions start again; ``callback_metrics`` keeps its values."""
         self._logged_before[group] = self.logged(group)
         for scope in self._groups.get(group, {}).values():
             for entry in scope.entries.values():
@@ -160,11 +160,11 @@ class Logbook:
         self.group, self.epoch_done, self.copies = group, False, True
 
     def begin_batch(self, batch: Any, scope: Scope, copies: bool) -> None:
-        """Begin a step on ``batch``; ``copies``: whether its logged values are read after it."""
+        """Begin a step on ``batch``; ``copies``: whether the values that the step logs are read after the step."""
         self.batch, self.size, self.scope, self.copies = batch, None, scope, copies
 
     def enter(self, scope: Scope | None) -> Scope | None:
-        """Set the current scope; return the previous one, to restore it."""
+        """Set the current :class:`Scope`; return the previous scope, which the caller restores later."""
         outer, self.scope = self.scope, scope
         return outer
 
@@ -195,7 +195,7 @@ class Logbook:
         self.epoch_done = self.copies = True
 
     def mute(self, muted: bool) -> None:
-        """Set whether logged values are discarded, as when a rank repeats a batch because others have more batches."""
+        """Set whether logged values are discarded, as when a rank that has no more batches repeats one."""
         self.muted = muted
 
     def put_back(self, rows: Sequence[Row]) -> None:
@@ -222,7 +222,7 @@ class Logbook:
     def find_batch_size(self) -> int:
         """Return the size of the current batch: the first dimension of its first tensor."""
         batch = self.batch
-        if self._compared_sizes:  # compared only once per run, because this traverses the batch
+        if self._compared_sizes:  # sizes are compared only once per run, because the comparison traverses the batch
             if type(batch) in (list, tuple) and batch:
                 batch = batch[0]
             if isinstance(batch, Tensor):
@@ -298,8 +298,8 @@ class Logbook:
         return summed[0]
 
     def _agree(self, named: list[tuple[str, Entry, tuple[Any, float]]], also: Sequence[str] = ()) -> list[Tensor]:
-        """Check that all ranks have the names in ``named`` and ``also``, and reduce the numbers in one exchange."""
-        assert self.reduce is not None  # checked by the caller
+        """Check that all ranks have the same names, ``named`` and ``also``; reduce the numbers in the same exchange."""
+        assert self.reduce is not None  # the caller has checked this
         sums = [number for _, entry, parts in named if not entry.sign for number in parts]
         most = [entry.sign * parts[0] for _, entry, parts in named if entry.sign]
         numbers = self._vector(sums), self._vector(most)
@@ -357,7 +357,7 @@ class Logbook:
         return metrics
 
     def _agreed(self, entry: Entry) -> Value | None:
-        """Return the agreed value of the last step, for callbacks; ``None`` without a step value."""
+        """Return the last step value on which the ranks agreed, for callbacks; ``None`` if there is none."""
         return self.agreed_steps.get(entry.step_name) if entry.shared else None
 
     def _newest(self, entry: Entry) -> Value | None:
@@ -381,8 +381,8 @@ class Logbook:
     def load_state_dict(
         self, group: str, states: list[dict[str, Any]], rules: Mapping[str, LogRule], source: str | None = None
     ) -> None:
-        """Restore results of :meth:`state_dict`. If a name has several states, from several ranks, they are reduced to
-        one. ``source`` is the name of the checkpoint in messages.
+        """Restore results of :meth:`state_dict`. If a name has several states, from several ranks, these states are
+        reduced to one. ``source`` is the name of the checkpoint in messages.
         """
         restored = dict[Any, Entry]()
         for state in states:

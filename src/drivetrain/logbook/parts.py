@@ -1,5 +1,5 @@
-"""Combine the values that a module's replicas log about their parts of one batch into those that one module
-would log.
+"""Combine the values that a module's replicas log about their parts of one batch into the values that one module would
+log.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def without_logging(module: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def replaced_in(module: nn.Module, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Context in which the attribute ``name`` of each LightningModule in ``module`` is replaced by ``make`` of it."""
+    """Context in which the attribute ``name`` of each LightningModule in ``module`` is replaced by the result of
+    ``make`` for its value.
+    """
     own = {each: each.__dict__[name] for each in module.modules() if name in each.__dict__}
     for each, value in own.items():
         each.__dict__[name] = make(value)
