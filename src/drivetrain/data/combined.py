@@ -158,7 +158,7 @@ class CombinedLoader:
         """Let the next pass continue a saved one, whose loaders were set to their saved positions.
 
         Args:
-            ended: for each loader, whether it has already ended once in the saved pass; for the mode "max_size_cycle".
+            ended: for each loader, whether it has already ended once in the saved pass; read by "max_size_cycle".
         """
         self._ended = list(ended)
 

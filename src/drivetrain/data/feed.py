@@ -188,7 +188,7 @@ def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None
 
 
 def gives_up(loader: Any, num_batches: float) -> bool:
-    """Whether a pass of ``num_batches`` ends before the end of ``loader``, and the next pass starts at its beginning.
+    """Whether a pass of ``num_batches`` ends before the end of ``loader``, and the next pass starts at the first batch.
 
     False for a loader that is its own iterator, because its next pass continues where the last one ended.
     """
@@ -198,8 +198,8 @@ def gives_up(loader: Any, num_batches: float) -> bool:
 def position_after_end(passes: Passes, before: dict[str, Any]) -> dict[str, Any]:
     """Return the position of ``passes`` after a loader that was resumed at ``before`` was exhausted.
 
-    If a stateful loader has yielded no batch in between, its state in ``before`` is kept, because the loader may have
-    no state before its first batch.
+    If a stateful loader has yielded no batch since it was resumed, its state in ``before`` is kept, because the loader
+    may have no state before its first batch.
     """
     ended = [part["ended"] for part in before.get("parts", [before])]
     if any(ended) if getattr(passes.loader, "mode", None) == "min_size" else all(ended):
@@ -217,7 +217,7 @@ def _is_its_own_iterator(loader: Any) -> bool:
     this is true of any loader in it.
     """
     parts = parts_of(loader)
-    # not the dataset of a stateful loader, which starts a new pass over any dataset
+    # without the datasets of stateful loaders: such a loader starts a new pass, whatever its dataset is
     datasets = (getattr(part, "dataset", None) for part in parts if not is_stateful(part))
     return any(hasattr(each, "__next__") for each in (*parts, *datasets))
 
@@ -361,8 +361,8 @@ def make_room_for_sockets(loader: Any) -> None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of the loader's sampler, its batch sampler, the sampler in that, and its iterable-style
-    dataset, if they have this method.
+    """Call ``set_epoch``, where it exists, of the loader's sampler, batch sampler and iterable-style dataset, and of the
+    batch sampler's own sampler.
     """
     if isinstance(loader, CombinedLoader):
         for part in loader.flattened:

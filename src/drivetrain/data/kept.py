@@ -201,7 +201,7 @@ def generators_of(loader: Any) -> list[torch.Generator]:
 
 
 def samplers_of(loader: Any) -> list[Any]:
-    """Return the sampler of a loader, its batch sampler, and the sampler in that; each object once."""
+    """Return the sampler of a loader, its batch sampler, and the batch sampler's own sampler; each object once."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     found = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     return list({id(each): each for each in found}.values())

@@ -219,8 +219,8 @@ class StatefulPasses(Passes):
         super().__init__(loader)
         self._name = f"the training loader ({type(loader).__name__})"
         self._left: Iterator[Any] | None = None  # the rest of a resumed pass
-        # The number of a batch and the state that was loaded at it. Until the next batch, position() returns this
-        # state: some loaders change a loaded state when state_dict() is called.
+        # The number of a batch and the state that was loaded after it. Until the next batch, position() returns this
+        # state, because some loaders change a loaded state when state_dict() is called.
         self._loaded: tuple[int, Any] | None = None
 
     def _leave(self) -> None:

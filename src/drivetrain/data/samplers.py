@@ -77,7 +77,8 @@ def share(
             several.
 
     Raises:
-        ConfigurationError: the loader's sampler has no length, or ``splits`` and the loader has no batch size.
+        ConfigurationError: the loader's sampler has no length, or ``splits`` is true and the loader has no batch
+            size.
     """
     if not (place := drawn_by(loader)):
         return None
@@ -203,7 +204,7 @@ class RankBatches(SamplerProxy, ABC):
         return len(self._sampler)
 
     def batches_before(self) -> int:
-        """Return as how many batches the items before :attr:`divided_from` count."""
+        """Return the number of batches for which the items before :attr:`divided_from` count."""
         return max(self.divided_from // self._size, 1) if self.divided_from else 0
 
     def items_in(self, batches: int) -> int:

@@ -77,9 +77,10 @@ class Engine(StateFiles):
             engine.clip_gradients(model, optimizer, max_norm=1.0)
             optimizer.step()
 
-    A subclass may define the complete program in a method ``run``, whose call first launches. Values for omitted
-    arguments accelerator, strategy, devices, num_nodes and precision may come from the command line: ``drivetrain run
-    --devices=2 train.py``. ``check_collectives`` counts the collectives of a run from :meth:`launch` on.
+    A subclass may define the complete program in a method ``run``; calling it first starts the processes. Values for
+    omitted arguments accelerator, strategy, devices, num_nodes and precision may come from the command line:
+    ``drivetrain run --devices=2 train.py``. ``check_collectives`` counts the collectives of a run from :meth:`launch`
+    on.
 
     Args:
         plugins: as for the Trainer, except LayerSync.
@@ -335,7 +336,7 @@ class Engine(StateFiles):
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
-        """Return a new context for a forward pass; ``None`` if it needs none, or if a Trainer's steps enter it."""
+        """Return a new context for a forward pass; ``None`` without one, or if a Trainer's steps enter it."""
         if self.strategy.lightning_module is not None and familiar.enters_step_contexts(self.strategy):
             return None
         return self.precision.forward_context()
@@ -393,7 +394,7 @@ class Engine(StateFiles):
             clip_val: the largest absolute value of an element.
             max_norm: the largest norm of all gradients together; 0 or negative: nothing is clipped.
             norm_type: the order of the norm; ``inf`` is the largest absolute value of an element.
-            error_if_nonfinite: raise RuntimeError if the norm is not finite, which waits for the device. ``None``:
+            error_if_nonfinite: raise RuntimeError if the norm is not finite; this check waits for the device. ``None``:
                 True, except in a precision that scales the loss, where an overflow skips the step instead.
 
         Returns:

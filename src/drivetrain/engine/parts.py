@@ -32,7 +32,7 @@ with on_first_use:
 
 
 def for_engine(plan: Plan) -> Plan:
-    """Return ``plan``; if the strategy was given by name, with the class that an Engine creates for that name."""
+    """Return ``plan``. If the strategy was given by name, replace its class by the Engine's class of that name."""
     given = plan.strategy
     if isinstance(given, Strategy) or given.cls.facts.engine_class is None:
         return plan

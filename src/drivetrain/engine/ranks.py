@@ -55,7 +55,7 @@ class Ranks(RankFacts):
     Attributes:
         plan: contains the number of processes and the launcher.
         strategy: provides the ranks and the collectives.
-        launcher: starts the processes, if no other launcher has.
+        launcher: starts the processes, unless another program has already started them.
         stall_timeout_s: the number of seconds in a collective after which a report names the missing processes;
             ``None``: no report. Set this before :meth:`launch`. No effect with one process.
     """
@@ -102,7 +102,7 @@ class Ranks(RankFacts):
                 "they need something to run. Write def main(engine): ..., and engine.launch(main)."
             )
         self._begin()
-        self._start_checks()  # this may be a further run of the program
+        self._start_checks()  # the program may call launch() again, for another run
         return None
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -250,7 +250,7 @@ def _report_uncaught() -> None:
     """
     if (sheet := board.own_sheet()) is not None:
         sheet.words[board.ENGINE] = 1
-        atexit.register(sheet.words.__setitem__, board.STALL, 0)  # else its end would count as a failure
+        atexit.register(sheet.words.__setitem__, board.STALL, 0)  # else a normal end would count as a failure
     cut_tracebacks(_tell)
 
 

@@ -64,7 +64,7 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
 
     Raises:
         CheckpointError: an entry cannot be stored as plain data.
-        ConfigurationError: ``state`` is not a dictionary, or a filter's name has no entry in it that is a dictionary.
+        ConfigurationError: ``state`` is not a dictionary, or no dictionary in it belongs to the name of a filter.
     """
     if not isinstance(state, Mapping):
         raise wrong_argument("save", state, "state")

@@ -291,7 +291,7 @@ class Verbs:
         """Return the result of :meth:`_rank_states` that was saved for this rank; every rank must call this.
 
         Raises:
-            CheckpointError: a rank's file is missing or damaged, and ``strict``; raised on every rank.
+            CheckpointError: ``strict`` is true, and a rank's file is missing or damaged; raised on every rank.
         """
         strategy, listed, own, failure = self.strategy, held.get(_RANK_FILES, ()), held.get(_RANK_STATE, {}), None
         if (saved_by := rank_files.saved_by(listed)) != strategy.world_size:

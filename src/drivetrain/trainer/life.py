@@ -85,7 +85,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     )  # fmt: skip
     if not job.checked:
         attach.check_loaders(model, loaders, fn, validates=trainer.limits.val_batches != 0)
-    if fn is TrainerFn.FITTING:  # remove the decision that an earlier fit added when it bound its step
+    if fn is TrainerFn.FITTING:  # an earlier fit has added the decision "step"
         decisions = tuple(each for each in trainer.plan.decisions if each.what != "step")
         trainer.engine.plan = replace(trainer.plan, decisions=decisions)
     if fn is TrainerFn.FITTING and not job.checked and (plan := str(trainer.plan)) not in _PLANS_SHOWN:
@@ -259,8 +259,8 @@ def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options
     strategy = trainer.strategy
     with trainer.profiler.profile("save_checkpoint"), trainer.progress.storing():
         if strategy.world.store is not None:
-            # This barrier raises if a rank does not call save. In the collectives of the save, the other ranks would
-            # wait for it until torch's timeout.
+            # This barrier raises if a rank does not call save. Without it, the other ranks would wait for that rank in
+            # the collectives of the save, until torch's timeout.
             strategy.world.barrier("trainer.save_checkpoint")
         state = checkpoint.dump(trainer, weights_only, allow_pickle)
         # after a run, wait here; during a run, the end of the run waits for the file
@@ -269,7 +269,7 @@ def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options
         rank_files.save(strategy, state, part, path, storage_options, waits=waits)
         strategy.barrier("save_checkpoint")
     if waits:
-        strategy.checkpoint_io.teardown()  # otherwise, the end of the run would end its background process
+        strategy.checkpoint_io.teardown()  # during a run, the end of the run calls this
 
 
 def tear_down(trainer: Trainer, fn: TrainerFn) -> None:

@@ -1,4 +1,4 @@
-"""The Trainer's arguments as properties: user code can change limits during a run, the others are read-only."""
+"""The Trainer's arguments as properties: user code can change limits during a run; other arguments are read-only."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ class LimitsView:
 
     @property
     def val_check_batch(self) -> float | None:
-        """The number of training batches between validations; ``inf``: at the end of an epoch of unknown length.
+        """The number of training batches between validations; ``inf`` if the fit validates at the end of each epoch and
+        the length of an epoch is unknown.
 
         ``None`` if ``val_check_interval`` is a duration, or a fraction while the number of batches is unknown.
         """
@@ -133,7 +134,7 @@ class LimitsView:
 
     @property
     def accumulate_grad_batches(self) -> int:
-        """Batches of one optimizer step; a change takes effect at the next window."""
+        """Batches of one optimizer step; a change takes effect after the current optimizer step."""
         return self.limits.accumulate
 
     @accumulate_grad_batches.setter
@@ -162,6 +163,6 @@ class LimitsView:
         self._touch()
 
     def _touch(self) -> None:
-        """Make a running loop rebind its step at the next batch."""
+        """Let a running loop use the changed arguments from the next batch on."""
         if self._run_parts is not None:
             self._run_parts.stale = True

@@ -48,7 +48,7 @@ def shown(
     try:
         yield
     except BaseException as error:
-        sheet = own_sheet()  # watch() may have created the sheet inside the context
+        sheet = own_sheet()  # watch() may have created the sheet since the context began
         explained = explain(error)
         said = explained or error
         failing.report(said, sheet, lambda failed: summary(failed, progress))
@@ -63,7 +63,7 @@ def shown(
         shown_in = progress.slot
         if shown_in is not own:
             own[:] = shown_in[: len(own)]
-            if len(shown_in) > len(own):  # the slot is on a sheet that another process reads
+            if len(shown_in) > len(own):  # another process reads this slot
                 shown_in[STALL] = 0
             progress.show_in(own)
 
