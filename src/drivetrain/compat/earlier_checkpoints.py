@@ -119,7 +119,7 @@ def _progress(fit_loop: State, checkpoint: State) -> State:
     """Return drivetrain's counters for a ``fit_loop`` that Lightning 1.6 or later has saved."""
     epochs, batches = fit_loop["epoch_progress"]["current"], fit_loop["epoch_loop.batch_progress"]
     now, ever = batches["current"], batches["total"]
-    over = epochs["processed"] >= epochs["ready"]  # after the epoch's last batch; its end hooks may still run
+    over = epochs["processed"] >= epochs["ready"]  # the batches of the epoch are finished, but its end hooks may still run
     ending = over and epochs["completed"] < epochs["processed"]
     begun = epochs["started"] >= epochs["ready"]
     done = now["processed"] if begun and (ending or not over) else 0
@@ -204,7 +204,7 @@ def _optimizer_steps(fit_loop: State, checkpoint: State) -> tuple[int, bool]:
             manual = state["total"]["completed"]
     if automatic is None and manual is None:
         return int(checkpoint["global_step"]), False
-    # `fit_loop_of` writes both counters; Lightning then continues one of them.
+    # `fit_loop_of` sets both counters to the same number. If Lightning resumes from such a file, one of them advances.
     return max(automatic or 0, manual or 0), (manual or 0) > (automatic or 0)
 
 
@@ -225,8 +225,8 @@ def _progress_of_epochs(checkpoint: State) -> State:
 def _fresh_progress() -> State:
     """Return the counters of a fit that has not begun.
 
-    With these counters, an epoch that a limit or a request to stop has cut short counts as complete: a resumed fit does
-    not train on its remaining batches.
+    They do not tell whether a limit or a request to stop has cut an epoch short. Such an epoch counts as complete: a
+    resumed fit does not train on the epoch's remaining batches.
     """
     return {**Progress().state_dict(), **Window().place()}
 

@@ -153,7 +153,7 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
             self, accelerator, parallel_devices, cluster_environment, None, precision, process_group_backend, timeout,
             cpu_offload, mixed_precision, auto_wrap_policy, activation_checkpointing, activation_checkpointing_policy,
             sharding_strategy, state_dict_type, device_mesh,
-            gradient_exchange="window",  # the user's loop defers communication with no_backward_sync
+            gradient_exchange="window",  # no_backward_sync in the user's loop decides when to communicate
             **others,
         )  # fmt: skip
         self.mixed_precision = mixed_precision

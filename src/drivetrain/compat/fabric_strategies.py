@@ -174,11 +174,11 @@ class FabricVerbs(Verbs):
 
     def load(self, path: str | Path, state: Any, strict: bool, weights_only: bool | None) -> dict[str, Any]:
         if not isinstance(state, MutableMapping):
-            return super().load(path, state, strict, weights_only)  # reads all entries, or raises the error
+            return super().load(path, state, strict, weights_only)  # None reads all entries; other types are an error
         given = {name: _bare(value) for name, value in state.items()}
         rest = self.strategy.load_checkpoint(path=path, state=given, strict=strict, **reading(weights_only))
         for name in given:
-            if _bare(state[name]) is state[name]:  # an object in an Engine's wrapper keeps it
+            if _bare(state[name]) is state[name]:  # an object in an Engine's wrapper stays in the wrapper
                 state[name] = given[name]
         return rest
 

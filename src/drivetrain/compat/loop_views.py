@@ -46,7 +46,7 @@ class Counts(NamedTuple):
 
 
 class ProgressView(NamedTuple):
-    """Counts over the complete run, counts over the current epoch or pass, and whether its last batch has begun."""
+    """Counts of the complete run, counts of the current epoch or pass, and whether the last of its batches has begun."""
 
     total: Counts
     current: Counts

@@ -361,8 +361,8 @@ def make_room_for_sockets(loader: Any) -> None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch``, where it exists, of the loader's sampler, batch sampler and iterable-style dataset, and of the
-    batch sampler's own sampler.
+    """Call ``set_epoch``, where it exists, of the loader's sampler, batch sampler and iterable-style dataset, and of
+    the batch sampler's own sampler.
     """
     if isinstance(loader, CombinedLoader):
         for part in loader.flattened:

@@ -114,7 +114,7 @@ class LimitsView:
         """The number of training batches between validations; ``inf`` if the fit validates at the end of each epoch and
         the length of an epoch is unknown.
 
-        ``None`` if ``val_check_interval`` is a duration, or a fraction while the number of batches is unknown.
+        ``None`` if ``val_check_interval`` is a duration, or a fraction and the loader does not exist yet.
         """
         if self.limits.val_check_seconds is not None:
             return None
@@ -163,6 +163,6 @@ class LimitsView:
         self._touch()
 
     def _touch(self) -> None:
-        """Let a running loop use the changed arguments from the next batch on."""
+        """Let a running loop use the changed values from the next batch on."""
         if self._run_parts is not None:
             self._run_parts.stale = True

@@ -447,8 +447,8 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """The number of optimizer steps of the complete fit; ``inf`` if nothing limits the fit, and before the first
-        run, because the training loader is then unknown.
+        """The number of optimizer steps of the complete fit; ``inf`` if neither epochs nor steps are limited, and
+        before the first run, because the training loader is then unknown.
 
         Reading it creates the training loader if there is none yet. If the ranks' loaders may differ in length, all
         ranks must read it. In an evaluation after a fit, it is the number of steps of that fit.

@@ -32,7 +32,7 @@ Trainer = Any  # not imported: the class's module imports this file
 
 _OWN = ("rng", "restart", "rank_state")
 _OF_THE_WINDOW = frozenset({"callbacks", "buffers", "precision", "rank_state"})
-# Keys in the entry ``restart`` of a checkpoint whose values are equal on every rank.
+# Keys of a checkpoint's entry ``restart``; their values are equal on every rank.
 _SHARED = frozenset({"samples", "data_ranks", "divided_from", "exact", "settled", "cut_off", "ahead", "loaders"})
 
 

@@ -249,7 +249,7 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
     """``optimizer_state(optimizer)``: return the complete state; every rank must call it."""
 
     def on_train_epoch_end(self, outputs: Any = None) -> None:
-        """Called after a training epoch, when the hooks of this name of the callbacks and the module have run."""
+        """Called after a training epoch, after ``on_train_epoch_end`` of the callbacks and of the module."""
 
     def on_train_end(self) -> None:
         """Called after training."""

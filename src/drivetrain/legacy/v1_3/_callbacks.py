@@ -53,7 +53,7 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
         )  # fmt: skip
         self._key = super().state_key
 
-    state_key = reads("_key")  # has the constructor's ``monitor``, also if another name is monitored later
+    state_key = reads("_key")  # with the constructor's ``monitor``, even if load_state_dict sets another
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.monitor = self.monitor or state_dict.get("monitor")

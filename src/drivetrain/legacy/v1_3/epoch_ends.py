@@ -57,7 +57,7 @@ class EpochEnds(Callback):
         vars(pl_module)["_outputs_of_epoch"] = outputs  # for an on_train_epoch_end with the parameter ``outputs``
         outputs = trainer.strategy.epoch_outputs("training_step", outputs)
         _log(pl_module, _call(pl_module, "training_epoch_end", outputs))
-        if not self._in_evaluation:  # otherwise the strategy calls it after the other hooks
+        if not self._in_evaluation:  # otherwise the strategy calls on_epoch_end later
             call_all(trainer, "on_epoch_end")
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:

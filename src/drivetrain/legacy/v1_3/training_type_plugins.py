@@ -203,7 +203,7 @@ class TrainingTypePluginsRegistry:
 
 
 def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
-    """Return ``given`` if it is a plugin; otherwise the plugin, or a plugin for the strategy, of this name.
+    """Return ``given`` if it is a plugin; otherwise the plugin of this name, or a plugin for the strategy of this name.
 
     Raises:
         ConfigurationError: ``given`` is neither a plugin nor a name.
