@@ -119,7 +119,7 @@ def _progress(fit_loop: State, checkpoint: State) -> State:
     """Return drivetrain's counters for a ``fit_loop`` that Lightning 1.6 or later has saved."""
     epochs, batches = fit_loop["epoch_progress"]["current"], fit_loop["epoch_loop.batch_progress"]
     now, ever = batches["current"], batches["total"]
-    over = epochs["processed"] >= epochs["ready"]  # the batches of the epoch are finished, but its end hooks may still run
+    over = epochs["processed"] >= epochs["ready"]  # no batches are left, but the epoch's end hooks may still run
     ending = over and epochs["completed"] < epochs["processed"]
     begun = epochs["started"] >= epochs["ready"]
     done = now["processed"] if begun and (ending or not over) else 0

@@ -95,8 +95,8 @@ class CompatFinder:
         return ServedModule(spec.name, spec.loader_state)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Show Lightning's deprecation warnings in all modules, once a top-level package is imported; otherwise do
-        nothing, because :meth:`create_module` returns a complete module.
+        """For a top-level package, show Lightning's deprecation warnings in all modules from now on. For any other
+        module do nothing, because :meth:`create_module` returns a complete module.
         """
         if module.__name__ in table.in_use().roots:
             from drivetrain.base.rank_zero import LightningDeprecationWarning

@@ -33,7 +33,7 @@ def rank_zero_experiment(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _scan_checkpoints(
     checkpoint_callback: Any, logged_model_time: Mapping[str, float]
 ) -> list[tuple[float, str, Any, str]]:
-    """Return the files that a ModelCheckpoint has written since a logger's ``after_save_checkpoint`` last uploaded files.
+    """Return a ModelCheckpoint's files that a logger has not uploaded yet, for its ``after_save_checkpoint``.
 
     Args:
         checkpoint_callback: the callback.

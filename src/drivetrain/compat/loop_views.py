@@ -46,7 +46,7 @@ class Counts(NamedTuple):
 
 
 class ProgressView(NamedTuple):
-    """Counts of the complete run, counts of the current epoch or pass, and whether the last of its batches has begun."""
+    """Counts of the complete run, counts of the current epoch or pass, and whether that pass's last batch has begun."""
 
     total: Counts
     current: Counts

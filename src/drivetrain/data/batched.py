@@ -153,7 +153,7 @@ class _Fetch:
         return indices
 
     def collate(self, indices: Any, are_slice: bool = False) -> Any:
-        """Return the batch of the samples ``indices``; ``are_slice``: :func:`slices` has drawn them."""
+        """Return the batch of the samples ``indices``; ``are_slice``: whether :func:`slices` has drawn these."""
         batch = _whole(self, indices, are_slice)
         return self._by_sample(indices, are_slice) if batch is None else batch
 
@@ -318,7 +318,7 @@ _GET_ITEM = _METHODS[TensorDataset][0]
 
 
 def _can_iterate_plainly(source: Any) -> bool:
-    """Whether a pass without torch's iterator equals one with it, and no active profiler or mode sees a difference."""
+    """Whether a pass without torch's iterator equals a pass with it, and no active profiler or mode sees a difference."""
     return (
         type(source.dataset) is _Fetch
         and not (source.num_workers or source.pin_memory or source.timeout)
@@ -364,7 +364,7 @@ def draws_each_once(sampler: Any) -> bool:
 def drawn_order(sampler: Any) -> Order:
     """Return the order of a sampler for which :func:`draws_each_once` is true, without a Python number for each index.
 
-    If a RandomSampler has a generator, it draws another permutation when its pass ends; this function does not.
+    A RandomSampler with a generator draws another permutation when its pass ends; this function does not.
     """
     count = len(sampler.data_source)
     if type(sampler) is SequentialSampler:

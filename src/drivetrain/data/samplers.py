@@ -39,9 +39,10 @@ class Share(NamedTuple):
     """One rank's part of a global batch.
 
     Attributes:
-        indices: the indices of its samples.
-        factor: the factor of this rank's mean loss. With it, the mean over the ranks is the mean over the samples of
-            the global batch. It is 1 if all ranks have equally many samples, and 0 for a repeated batch.
+        indices: the indices of the samples in this part.
+        factor: the number by which this rank's mean loss is multiplied, so that the mean over the ranks is the mean
+            over the samples of the global batch. The factor is 1 if all ranks have equally many samples, and 0 if this
+            rank has no sample left and repeats its last batch.
     """
 
     indices: list[Any]

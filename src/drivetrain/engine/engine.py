@@ -156,7 +156,7 @@ class Engine(StateFiles):
 
     @property
     def rng(self) -> Generators:
-        """The random generators of all processes, as an object to save and load with a model to resume exactly."""
+        """An object for the random generators of all processes: to resume exactly, save and load it with the model."""
         return Generators(lambda obj: self.strategy.world.gather_objects(obj), self.global_rank)
 
     @property
@@ -198,7 +198,7 @@ class Engine(StateFiles):
 
         Args:
             module: the model; its parameters are moved in place. For a result of ``torch.compile``, the original module
-                is compiled in place, so that parameters keep its names.
+                is compiled in place, so that parameters keep their names.
             optimizers: optimizers of the module's parameters.
             scheduler: a scheduler of one of the optimizers; returned unchanged if the strategy does not step it.
             move_to_device: False leaves the module on its device.

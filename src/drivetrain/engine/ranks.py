@@ -110,7 +110,7 @@ class Ranks(RankFacts):
         raise NotImplementedError(f"{type(self).__name__} has no method run. Define one, or use Engine.launch(main).")
 
     def start(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-        """Call ``function`` in every process of the job. This process calls it only if it is one of the ranks."""
+        """Call ``function`` on every rank of the job; this process may or may not be one of the ranks."""
         if self.launcher.is_external:
             return function(*args, **kwargs)
         try:

@@ -191,7 +191,7 @@ def parts(state: Mapping[str, Any]) -> tuple[nn.Module | None, list[Optimizer]]:
 
 
 def wrong_argument(method: str, given: Any, name: str) -> WrongTypeError:
-    """Return the error of an Engine's ``save`` or ``load`` whose path or state has a wrong type."""
+    """Return the error for a path or a state of a wrong type that was passed to an Engine's ``save`` or ``load``."""
     return WrongTypeError(
         f"Engine.{method} got {described(given)} as the {name}. Pass the path first, and then a dictionary with a name "
         f'for each object: engine.{method}("state.ckpt", {{"model": model}}).'

@@ -69,7 +69,7 @@ class Verbs:
         return type(self), (self.strategy,)  # another process sets up its own modules
 
     def __deepcopy__(self, memo: Any) -> Verbs:
-        return self  # the copy of a loader moves batches by the same object
+        return self  # a copied loader still moves batches through this object
 
     def overridden(self, *names: str) -> bool:
         """Return whether the strategy overrides any of these methods."""

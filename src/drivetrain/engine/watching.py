@@ -59,7 +59,7 @@ def join(strategy: Any, starts_elsewhere: bool) -> Sheet | None:
         if strategy.local_rank == 0:
             try:
                 sheet = sheet or _make(strategy)
-            finally:  # even if this rank has a sheet from an earlier job, because the others may have none
+            finally:  # even if this rank has a sheet from an earlier job, because other ranks may have none
                 store.set(key, str(sheet.folder) if sheet else "")
         elif sheet is None:
             store.wait([key], timedelta(seconds=_MEETING_S))

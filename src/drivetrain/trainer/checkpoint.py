@@ -170,7 +170,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
     if not weights_only:
         checkpoint[resume_line.ENTRY] = resume_line.circumstances(trainer)
         own = _loop_state(trainer, checkpoint)
-        kept = own.pop("callbacks", {})  # the callbacks' states at an earlier point, if the run will resume there
+        kept = own.pop("callbacks", {})  # the callbacks' states where the run will resume, if that is earlier
         options = own.pop("options", None)
         precision = own.pop("precision", None) or partial(
             strategy.precision_plugin.state_dict, trainer.lightning_module, strategy.optimizers

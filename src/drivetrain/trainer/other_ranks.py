@@ -48,7 +48,7 @@ def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[in
 
 
 def why_as_many(checkpoint: Mapping[str, Any], now: int) -> str:
-    """Return why ``now`` ranks cannot resume inside an epoch from a checkpoint of other ranks; "" if they can."""
+    """Return why ``now`` ranks cannot resume inside an epoch from a checkpoint of more or fewer; "" if they can."""
     restart = _common(checkpoint)
     data, ranks = restart.get("data"), saved_by(checkpoint)
     if not isinstance(data, Mapping) or "given" not in data:
@@ -146,7 +146,7 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
 
 
 def _position(data: Mapping[str, Any], own: Any) -> State:
-    """Return the position of rank 0, whose random state orders the samples of all ranks, for another rank."""
+    """Return a rank's position: rank 0's position, which orders the samples of all ranks, but with the ``own`` "rng"."""
     position = {key: value for key, value in data.items() if not key.startswith("workers")}
     if "loader" in position and samples_of_all_ranks(position) is None:
         position["loader"] = None  # this state describes only rank 0's part of the data

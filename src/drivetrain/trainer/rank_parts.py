@@ -68,8 +68,8 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
     """Return a list with one part for each rank that has saved; parts that this rank does not need are empty. Every
     rank must call this.
 
-    If a file is missing or damaged and the run can do without it, its part is replaced by rank 0's part with this
-    process's present random state. If a different number of ranks resumes, the part is empty instead.
+    If a rank's file is missing or damaged and the run can do without this file, the rank's part is a copy of rank 0's
+    part with this process's present random state. If a different number of ranks resumes, the part is empty instead.
 
     Args:
         trainer: the Trainer of the run that resumes.
