@@ -318,7 +318,7 @@ _GET_ITEM = _METHODS[TensorDataset][0]
 
 
 def _can_iterate_plainly(source: Any) -> bool:
-    """Whether a pass without torch's iterator equals a pass with it, and no active profiler or mode sees a difference."""
+    """Whether a pass without torch's iterator yields the same, and no active profiler or mode sees a difference."""
     return (
         type(source.dataset) is _Fetch
         and not (source.num_workers or source.pin_memory or source.timeout)

@@ -247,7 +247,7 @@ def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[
                 if batches[index] is _END:
                     batches[index] = next(iterators[index], _END)
                 if batches[index] is _END:
-                    iterators[index] = iter(())  # first end the workers of the last pass, before others start
+                    iterators[index] = iter(())  # end the workers of the last pass before new workers start
                     iterators[index] = start()
                     batches[index] = next(iterators[index], _END)
                 if batches[index] is _END:

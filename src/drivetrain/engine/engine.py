@@ -336,7 +336,7 @@ class Engine(StateFiles):
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
-        """Return a new context for a forward pass; ``None`` without one, or if a Trainer's steps enter it."""
+        """Return a new context for a forward pass; ``None`` if there is none, or a Trainer's steps enter it."""
         if self.strategy.lightning_module is not None and familiar.enters_step_contexts(self.strategy):
             return None
         return self.precision.forward_context()

@@ -64,7 +64,7 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
 
     Raises:
         CheckpointError: an entry cannot be stored as plain data.
-        ConfigurationError: ``state`` is not a dictionary, or no dictionary in it belongs to the name of a filter.
+        ConfigurationError: ``state`` is not a dictionary, or has no dictionary under the name of a filter.
     """
     if not isinstance(state, Mapping):
         raise wrong_argument("save", state, "state")

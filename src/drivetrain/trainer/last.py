@@ -72,7 +72,7 @@ def _plain(value: Any) -> Any:
 
 
 def _arguments(words: list[str]) -> Iterator[str]:
-    """Yield the arguments of a command that belong to its configuration."""
+    """Yield those arguments of a command that belong to the program's configuration."""
     skips = False
     for word in words:
         name, equals, _ = word.partition("=")

@@ -146,7 +146,7 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
 
 
 def _position(data: Mapping[str, Any], own: Any) -> State:
-    """Return a rank's position: rank 0's position, which orders the samples of all ranks, but with the ``own`` "rng"."""
+    """Return a rank's position: rank 0's position, which orders the samples of all ranks, with the rank's own "rng"."""
     position = {key: value for key, value in data.items() if not key.startswith("workers")}
     if "loader" in position and samples_of_all_ranks(position) is None:
         position["loader"] = None  # this state describes only rank 0's part of the data

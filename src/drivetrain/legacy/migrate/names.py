@@ -75,7 +75,7 @@ class Names:
             ]
             first = next(iter(found), self._elsewhere(module, name))
             if first is not None and first.is_legacy and not isinstance(_value(first), type):
-                first = next((each for each in found if not each.is_legacy), first)  # a function or a flag
+                first = next((each for each in found if not each.is_legacy), first)  # not a class
             self._found[module, name] = first
         return self._found[module, name]
 

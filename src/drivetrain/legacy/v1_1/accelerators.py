@@ -46,8 +46,8 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
     """An accelerator of Lightning 1.1: a subclass may override any method, and call ``super()`` in it.
 
     A subclass's constructor may require ``trainer``, and a program may omit it, because the Trainer that gets the
-    accelerator sets ``accelerator.trainer``. An override of ``setup`` may omit the parameter ``model``, and one of the
-    three steps ``args``.
+    accelerator sets ``accelerator.trainer``. An override of ``setup`` may omit the parameter ``model``, and an
+    override of one of the three steps may omit ``args``.
 
     Args:
         trainer: stored as an attribute.

@@ -19,7 +19,7 @@ from drivetrain.legacy.v1_3.module import Callback
 class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
     """drivetrain's ModelCheckpoint, which also accepts ``every_n_val_epochs`` and ``period``.
 
-    Without ``monitor``, the callback monitors "val_loss", from its first save after "val_loss" was logged.
+    Without ``monitor``, the callback monitors "val_loss", from the first save after this name was logged.
 
     Args:
         save_top_k: the number of checkpoints to keep; ``None``: one.
