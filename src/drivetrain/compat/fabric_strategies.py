@@ -265,7 +265,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
     __init__: Any = constructor(plain.Strategy, "accelerator", "checkpoint_io", "precision")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "_plain" in vars(cls):  # as drivetrain's class, except for the object that calls the methods
+        if "_plain" in vars(cls):  # with the facts of drivetrain's class, except for these two
             cls.facts = cls._plain.facts.but(engine_verbs=FabricVerbs, engine_class=None)  # type: ignore[attr-defined]
         super().__init_subclass__(**kwargs)
 

@@ -29,7 +29,7 @@ class DistributedSamplerWrapper(DistributedSampler[Any]):
             ``rank``. Pass ``shuffle=False``; otherwise the order that ``sampler`` draws is shuffled once more.
     """
 
-    dataset: Any  # the sampler
+    dataset: Any  # holds the sampler
 
     def __init__(self, sampler: Any, *args: Any, **kwargs: Any) -> None:
         if not hasattr(sampler, "__len__"):

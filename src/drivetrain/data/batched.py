@@ -385,7 +385,7 @@ def as_list(indices: Any) -> list[Any]:
 
 
 def _slices(batch_sampler: BatchSampler, sampler: Any) -> Iterator[Any]:
-    if len(sampler.data_source) == 0:  # here, a RandomSampler may raise an exception
+    if len(sampler.data_source) == 0:  # for no samples, a RandomSampler may raise an exception
         yield from batch_sampler
         return
     generator = getattr(sampler, "generator", None)

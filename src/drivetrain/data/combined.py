@@ -265,7 +265,7 @@ _MODES: dict[str, tuple[Callable[..., float], Callable[[Starts, Sequence[bool]],
     "min_size": (min, lambda starts, ended: zip(*(start() for start in starts), strict=False)),
     "max_size_cycle": (max, _max_size_cycle),
     "max_size": (max, lambda starts, ended: zip_longest(*(start() for start in starts))),
-    "sequential": (sum, lambda starts, ended: ()),  # its loaders are iterated one by one
+    "sequential": (sum, lambda starts, ended: ()),  # in this mode, no loaders are iterated together
 }
 """For each mode, the length of a pass from the loaders' lengths, and the batches that the loaders yield together."""
 
@@ -442,7 +442,7 @@ def arranged(given: Any, start: str) -> Any:
         return given
     for position, element in enumerate(given):
         if isinstance(element, (type, Dataset)) or inspect.isroutine(element):
-            check_iterable(element, f"{start}, at position {position},")  # neither a batch nor a loader
+            check_iterable(element, f"{start}, at position {position},")  # the element is neither a batch nor a loader
     return BatchList(given)
 
 

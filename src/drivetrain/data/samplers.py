@@ -315,7 +315,7 @@ class SlicedBatches(RankBatches):
         last: list[Any] = []
         batch: list[Any] | Order
         for start, stop in self._bounds():
-            if isinstance(order, (Tensor, range)):  # the other ranks' indices are not read
+            if isinstance(order, (Tensor, range)):  # only this rank's indices are read
                 batch = order[start:stop]
             else:
                 batch = list(itertools.islice(order, stop - start))

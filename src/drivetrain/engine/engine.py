@@ -146,7 +146,7 @@ class Engine(StateFiles):
         def __getattr__(self, name):
             if (cure := instead_of("Engine", name)) is not None:
                 raise MissingAttributeError(f"An Engine has no attribute {name!r}. {cure}")
-            return object.__getattribute__(self, name)  # raises again, with Python's or the property's own message
+            return object.__getattribute__(self, name)  # raises the original AttributeError again
 
     # ---- parts ---------------------------------------------------------------------------------------------------
 

@@ -31,9 +31,9 @@ from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import familiar, rank_files
 from drivetrain.strategies.strategy import Strategy
 
-_RANK_STATE = "drivetrain_rank_state"  # the strategy's state of a rank for each module, by name
-_PRECISION = "drivetrain_precision"  # prefix of the entry for the precision's state, followed by the name of its class
-_RANK_FILES = "drivetrain_rank_files"  # the files of the ranks from 1 on
+_RANK_STATE = "drivetrain_rank_state"  # entry: the strategy's state of one rank, by module
+_PRECISION = "drivetrain_precision"  # entry: the precision's state; its class's name is appended
+_RANK_FILES = "drivetrain_rank_files"  # entry: the files of the ranks from 1 on
 
 
 class Verbs:

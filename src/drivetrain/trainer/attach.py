@@ -226,7 +226,7 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     if "_book" not in module.__dict__:
         raise ConfigurationError(f"{name}.__init__ has not called its base class's. Begin it with super().__init__().")
     check_former_hooks(module, strategy)
-    needed = [] if fn is TrainerFn.PREDICTING else [_STEPS[fn][0]]  # predict_step has a default
+    needed = [] if fn is TrainerFn.PREDICTING else [_STEPS[fn][0]]  # the exception: predict_step has a default
     needed += ["configure_optimizers"] if fn is TrainerFn.FITTING else []
     for method in needed:
         if not overrides(module, method, LightningModule):

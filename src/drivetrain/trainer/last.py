@@ -48,7 +48,7 @@ def program_of(trainer: Trainer, model: Any, datamodule: Any) -> dict[str, str]:
     """
     script = os.path.realpath(getattr(sys.modules.get("__main__"), "__file__", None) or ".")
     if not files.is_remote(trainer.default_root_dir):
-        with contextlib.suppress(ValueError):  # the folder is on another drive
+        with contextlib.suppress(ValueError):  # raised if the folder is on another drive
             # relative, because the script and the folder may be moved together
             script = os.path.relpath(script, os.path.realpath(trainer.default_root_dir))
     classes = [f"{type(each).__module__}.{type(each).__qualname__}" for each in (model, datamodule)]
