@@ -315,7 +315,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return super().batch_to_device(batch, device)
 
     def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Compute the gradients of ``tensor``; they are scaled if the precision scales the loss."""
+        """Compute the gradients of ``tensor``; if the precision scales the loss, the gradients are scaled."""
         super().backward(tensor, None, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]

@@ -155,7 +155,7 @@ class CombinedLoader:
         return batches
 
     def resume_at(self, ended: Sequence[bool]) -> None:
-        """Let the next pass continue a saved one, whose loaders were set to their saved positions.
+        """Let the next pass continue a saved pass, whose loaders were set to their saved positions.
 
         Args:
             ended: for each loader, whether it has already ended once in the saved pass; read by "max_size_cycle".

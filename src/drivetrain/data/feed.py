@@ -80,8 +80,8 @@ def fetches_ahead(loader: Any, num_batches: float = float("inf")) -> bool:
     """Return whether the next batch is fetched before the current one is processed.
 
     The next batch is fetched ahead with workers, or if nothing else shows which batch is the last. With
-    ``num_workers=0`` and a known length it is not, because that would change the order of draws from the global random
-    generators, compared with a plain loop. With ``early_iterators`` of :mod:`drivetrain.parity`, a limit
+    ``num_workers=0`` and a known length, no batch is fetched ahead, because the order of draws from the global random
+    generators would differ from that in a plain loop. With ``early_iterators`` of :mod:`drivetrain.parity`, a limit
     ``num_batches`` counts as a known length.
     """
     if any(getattr(part, "num_workers", 0) > 0 for part in parts_of(loader)):

@@ -147,7 +147,7 @@ def _refill(kind: Any, container: Any, items: Any) -> None:
 
 
 def loader_states(loaders: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return, for each of ``loaders``, the states of the user's generators, and whether it has persistent workers."""
+    """Return, for each of ``loaders``, the states of the user's generators, and whether persistent workers exist."""
     return [
         {
             "generators": [state for part in parts_of(loader) for state in generator_states(generators_of(part))],

@@ -209,8 +209,8 @@ class Passes:
 class StatefulPasses(Passes):
     """A loader with ``state_dict`` and ``load_state_dict``, which saves its position itself.
 
-    If a different number of ranks saved the position, it may lack the loader's state. Then the finished batches are
-    fetched again.
+    If a different number of ranks saved the position, the loader's state may be missing in it. Then the finished
+    batches are fetched again.
     """
 
     can_repeat = False  # a stateful loader cannot go back by one batch

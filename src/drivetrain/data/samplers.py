@@ -250,8 +250,8 @@ class RankBatches(SamplerProxy, ABC):
         if self.draws:
             return self._drawn()
         own = rng_state()
-        # Another rank than rank 0 may have part 0 of the data, too. If its random state was equal to rank 0's, it keeps
-        # the state after the draw, so that both stay equal, for example when they seed workers.
+        # Another rank than rank 0 may have part 0 of the data, too. If the random states of both were equal, that rank
+        # keeps the state after the draw, so that both stay equal, for example when they seed workers.
         in_step = self._rank == 0 and _alike(own, state)
         set_rng_state(state)
         set_generator_states(generators, drawing)

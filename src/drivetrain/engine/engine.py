@@ -355,7 +355,7 @@ class Engine(StateFiles):
         return self.precision.convert_input if overrides(self.precision, "convert_input", Precision) else None
 
     def output_conversion(self) -> Callable[[Any], Any] | None:
-        """Return the function with which a user's precision converts a module's results; ``None`` if it has none."""
+        """Return the function with which a user's precision converts a module's results; ``None`` if there is none."""
         precision = self.precision
         return precision.convert_output if defined_by_user(precision, "convert_output") else None
 
@@ -364,7 +364,7 @@ class Engine(StateFiles):
         return move(obj, self.device) if self._verbs.batch_to_device is None else self._verbs.to_device(obj)
 
     def backward(self, tensor: Tensor, *args: Any, model: nn.Module | None = None, **kwargs: Any) -> None:
-        """Compute the gradients of ``tensor``; if the precision scales losses, they are scaled.
+        """Compute the gradients of ``tensor``; if the precision scales losses, the gradients are scaled.
 
         Args:
             tensor: the loss.

@@ -78,7 +78,7 @@ class Ranks(RankFacts):
 
         Args:
             function: the function to run in each process, called with this engine and ``args``; ``None``: the program
-                continues, which is possible only with one process, or if a launcher has started all of them.
+                continues, which is possible only with one process, or if a launcher has started all.
 
         Returns:
             The result of ``function``; if this call has started processes, a copy of rank 0's result.
@@ -199,7 +199,7 @@ class Ranks(RankFacts):
         finally:  # also after an exception, so that the other ranks do not wait for this one
             if first:
                 self.barrier()
-            self.barrier()  # no rank continues while others are still in the block
+            self.barrier()  # no rank continues while another rank is still in the block
 
 
 def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any:
@@ -214,7 +214,7 @@ def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any
 
 def _as_rank(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
     """Run ``function`` in a process that a launcher has started, with the engine that was sent to the process."""
-    engine.launcher = external.ExternalLauncher()  # this process was started, so it starts no others
+    engine.launcher = external.ExternalLauncher()  # this process was started, so it starts no further processes
     engine.strategy.set_ranks(engine.plan.environment, engine.plan.num_nodes)
     result = function(*args, **kwargs)
     engine.strategy.leave_process_group()

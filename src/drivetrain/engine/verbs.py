@@ -142,8 +142,9 @@ class Verbs:
         return lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs)
 
     def _known_step(self, optimizer: Optimizer) -> TakeStep | None:
-        """Return the result of :meth:`_take_step`. If the precision scales the loss, wrap it in a function that
-        unscales the gradients first and sets ``_steps_through_handle``, which :meth:`_refuse_direct_step` checks.
+        """Return the function that :meth:`_take_step` returns. If the precision scales the loss, wrap this function, so
+        that the gradients are unscaled first and ``_steps_through_handle``, which :meth:`_refuse_direct_step` checks,
+        is set.
         """
         step, precision = self._take_step(optimizer), self.strategy.precision_plugin
         if step is None or not precision.scales_loss:

@@ -234,8 +234,8 @@ class EngineModule(nn.Module):
         return lambda *args, **kwargs: self._run(call, args, kwargs)
 
     def _watched(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls ``method``, and raises if it runs a layer: the strategy would not see the
-        gradients.
+        """Return a function that calls ``method``, and raises an error if ``method`` runs a layer, because the strategy
+        would not see the gradients.
         """
         original = self._original
 

@@ -264,7 +264,7 @@ def former_hooks(of_callbacks: bool) -> Mapping[str, str]:
 
 
 def _check_step(name: str, method: str, step: Any, further: Container[str]) -> None:
-    """Check that ``step`` accepts the arguments that the loop passes, and requires no others except ``further``."""
+    """Check that ``step`` accepts the loop's arguments, and that all further required arguments are in ``further``."""
     index = "" if method == "training_step" else ", dataloader_idx=0"
     cure = f"Write def {method}(self, batch, batch_idx{index})."
     if not callable(step):

@@ -141,7 +141,7 @@ def numbered(folder: str | Path, store: CheckpointIO) -> dict[int, str]:
 
 
 def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = False) -> dict[str, Any]:
-    """Return the state of the run as plain data and tensors; every rank must call it.
+    """Return the state of the run as plain data and tensors; every rank must call this function.
 
     Args:
         trainer: the run.
@@ -302,8 +302,8 @@ def _state_now(owner: Any) -> Any:
 
 
 def decode_checkpoint(checkpoint: Any) -> dict[str, Any]:
-    """Return a checkpoint from a store with the values decoded to what they were before :func:`dump` encoded them. The
-    hyperparameters stay encoded, because a run does not use them.
+    """Return a checkpoint that a store has read, with the values decoded to what they were before :func:`dump` encoded
+    them. The hyperparameters stay encoded, because a run does not use them.
 
     Raises:
         CheckpointError: the data is not a checkpoint, is damaged, or was written by a newer version.

@@ -1,4 +1,4 @@
-"""Check that all ranks of a job run the same: compare their settings, versions, seeds, models and optimizers."""
+"""Check that all ranks of a job do the same work: compare their settings, versions, seeds, models and optimizers."""
 
 from __future__ import annotations
 

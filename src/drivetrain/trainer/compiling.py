@@ -110,7 +110,7 @@ def compile_whole(trainer: Any, job: Any) -> None:
 
 
 def compile_blocks(trainer: Any) -> None:
-    """Compile the layers that ``Trainer(compile=...)`` selects, if it selects layers; called after the model's set-up.
+    """Compile the layers, if any, that ``Trainer(compile=...)`` selects; called after the model's set-up.
 
     Raises:
         ConfigurationError: the settings select no layer.

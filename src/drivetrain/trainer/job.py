@@ -1,4 +1,4 @@
-"""Run a job in separate processes: send it to them, and restore what they return in the launching process."""
+"""Run a job in separate processes, and give the launching process the results that they return."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
 
 
 def join_book(book: Logbook, strategy: Strategy) -> None:
-    """Let ``book`` exchange logged values through ``strategy``, using its ``reduce`` if the user overrides that."""
+    """Let ``book`` exchange logged values through ``strategy``, or its ``reduce`` if the user overrides this method."""
     book.join(strategy.root_device, strategy.data, strategy.world, familiar.own_reduce(strategy))
 
 
@@ -330,7 +330,7 @@ def _clean_up(trainer: Trainer) -> None:
 
 def _attempt(fn: Callable[..., Any], *args: Any) -> None:
     """Call ``fn`` while another exception is handled. An exception of ``fn`` becomes a warning, because it must neither
-    hide the first one nor stop the clean-up.
+    hide the handled exception nor stop the clean-up.
     """
     try:
         fn(*args)

@@ -18,7 +18,7 @@ def _limit(name: str, doc: str, read_as: Callable[[Any], Any] | None = None) -> 
 
     Args:
         name: the name of the property and of the Trainer's argument, whose rules also apply to written values.
-        doc: its docstring.
+        doc: the property's docstring.
         read_as: converts the field's value to the property's; by default they are equal.
     """
     field, kept = ARGUMENTS[name]

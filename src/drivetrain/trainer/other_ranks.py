@@ -2,9 +2,9 @@
 saved state.
 
 If N ranks saved and M resume, rank r restores the running means and metric objects of the saved ranks r, r + M, and so
-on. If no such rank saved, rank r begins with empty ones. If the checkpoint was saved between two batches of one
-optimizer step, every rank gets the mean of the N ranks' gradients, because the mean over the M ranks is then the same.
-The position in the data counts the samples of all ranks together.
+on. If no such rank saved, rank r begins with empty means and metric objects. If the checkpoint was saved between two
+batches of one optimizer step, every rank gets the mean of the N ranks' gradients, because the mean over the M ranks is
+then the same. The position in the data counts the samples of all ranks together.
 """
 
 from __future__ import annotations

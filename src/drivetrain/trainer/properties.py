@@ -155,7 +155,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """The optimizers of the current fit; if you assign others in a batch, they are used from the next batch on."""
+        """The optimizers of the current fit. Optimizers that you assign in a batch are used from the next batch on."""
         waiting = None if self._run_parts is None else self._run_parts.optimizers.waiting
         return self.strategy.optimizers if waiting is None else waiting
 
@@ -226,7 +226,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def logger(self) -> Logger | None:
-        """The first logger; setting it replaces all of them."""
+        """The first logger; setting this property replaces all loggers."""
         return self.loggers[0] if self.loggers else None
 
     @logger.setter

@@ -26,9 +26,9 @@ def shown(
     several: bool,
     explain: Callable[[BaseException], Exception | None] = lambda error: None,
 ) -> Iterator[None]:
-    """Context in which the launching process can read the position of the loops; at its end, it reports an exception.
+    """Context in which the launching process can read the position of the loops. An exception in it is reported.
 
-    If ``explain`` returns an exception, that one is reported and raised in place of the original.
+    If ``explain`` returns an exception, that exception is reported and raised in place of the original.
 
     Args:
         progress: the progress of the run.

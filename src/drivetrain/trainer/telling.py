@@ -112,8 +112,8 @@ def continue_numbered_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, p
 
 
 def continue_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, same_loggers: bool) -> None:
-    """Let the loggers of a fit continue the logged runs named in ``checkpoint``, or begin new ones; all ranks call
-    this.
+    """Let the loggers of a fit continue the logged runs named in ``checkpoint``, or begin new runs. All ranks call this
+    function.
 
     Args:
         trainer: the Trainer with the loggers.

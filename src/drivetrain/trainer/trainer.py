@@ -374,7 +374,7 @@ class Trainer(TrainerView):
     ) -> jobs.Job:
         """Check the arguments of an entry point and return the job; nothing is built.
 
-        Without a ``model``, an evaluation uses that of the last run, with its best checkpoint.
+        Without a ``model``, an evaluation uses the model of the last run, with its best checkpoint.
         """
         if unknown:
             raise overlooked.unknown_of(fn, unknown, list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:])

@@ -246,7 +246,7 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
     block_ddp_plugin_sync_behaviour = calls("block_backward_sync")
     """Return a context in which backward passes do not exchange gradients with other processes."""
     optimizer_state = calls("ddp_plugin.optimizer_state")
-    """``optimizer_state(optimizer)``: return the complete state; every rank must call it."""
+    """``optimizer_state(optimizer)``: return the complete state; every rank must call this method."""
 
     def on_train_epoch_end(self, outputs: Any = None) -> None:
         """Called after a training epoch, after ``on_train_epoch_end`` of the callbacks and of the module."""

@@ -247,7 +247,7 @@ def _sharded(optimizer: Optimizer) -> Any:
 
 
 def _move_scheduler(scheduler: Any, optimizer: Any) -> None:
-    """Attach ``scheduler`` to ``optimizer``, so that it sets this optimizer's learning rates and sees its steps."""
+    """Attach ``scheduler`` to ``optimizer``, so that it sets the learning rates and sees the steps of ``optimizer``."""
     step = optimizer.step
 
     def watched(*args: Any, **kwargs: Any) -> Any:
