@@ -100,7 +100,7 @@ def saving() -> Iterator[None]:
 
 
 def summary(error: BaseException, progress: Progress, during: str = "") -> str:
-    """Return a text for the other ranks: the rank that has failed, its phase, the exception, and the line of user code.
+    """Return a text for the other ranks: which rank has failed, doing what, the exception, and the line of user code.
 
     Args:
         error: the exception.

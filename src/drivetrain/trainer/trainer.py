@@ -320,7 +320,7 @@ class Trainer(TrainerView):
             weights_only: leave out everything that is only needed to resume.
             storage_options: passed to the CheckpointIO.
             allow_pickle: store any object by pickling it. Loading the file then needs ``weights_only=False``, which
-                lets it run code.
+                allows code in the file to run.
 
         Raises:
             ConfigurationError: there is no model, because no run has begun.
