@@ -245,7 +245,7 @@ def check_worker_state(state: Any, place: str) -> None:
     """Check that a checkpoint's entry has the form of a result of :func:`worker_state`.
 
     Raises:
-        WrongForm: a part is missing or has another type, or a generator rejects it.
+        WrongForm: a part is missing or has a wrong type, or a generator rejects it.
     """
     python, words, numpy = of_length(3, state, place)
     if not expect(words, bytes, f"{place}[1]"):

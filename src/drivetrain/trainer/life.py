@@ -170,7 +170,7 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, agreed: Agreement) -> 
         trainer: the Trainer.
         job: the job of the run.
         vote: returns the context for a phase of the set-up, at whose end the ranks report whether they have failed.
-        agreed: whether all ranks have the same loggers, and whether a hook may change the model of one of them.
+        agreed: whether all ranks have the same loggers, and whether a hook may change one rank's model.
 
     Returns:
         The checkpoint of the job, if it has one.

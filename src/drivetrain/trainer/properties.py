@@ -380,7 +380,7 @@ class TrainerView(LimitsView, RankFacts):
         """The number of training batches in an epoch; ``inf`` if it is unknown, for example before the set-up of a fit.
 
         During set-up, for example in ``configure_optimizers``, reading it creates the training loader if there is none
-        yet. If the ranks' loaders may differ in length, all ranks must read it, because they exchange the lengths.
+        yet. If the ranks' loaders may differ in length, all ranks must read this property: they exchange the lengths.
         """
         run, progress = self._run_parts, self.progress
         count = progress.num_training_batches
