@@ -106,7 +106,7 @@ def feed(
     """Yield ``(batch, is_last)``.
 
     A pass that no limit ends early exhausts the loader, as a ``for`` loop does: the loader's code after its last batch
-    runs, and samplers draw their last random numbers. To exhaust the loader, the caller requests a batch after the last.
+    runs, and samplers draw their last random numbers. To exhaust the loader, the caller requests one batch too many.
 
     Args:
         batches: a loader, or the passes over a loader. This function creates one iterator of it.
