@@ -173,7 +173,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     # ---- set up --------------------------------------------------------------------------------------------------
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
-        """Return ``module``, set up without an optimizer for evaluation; with stage 3, return an engine around it."""
+        """Set up ``module`` for evaluation, without an optimizer; with stage 3, return an engine around ``module``."""
         module = super().setup_module(module)
         return module if self.stage < 3 else self._started(module, None)
 
@@ -356,7 +356,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     def load_checkpoint(  # type: ignore[override]
         self, path: str | Path, state: Target = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a folder of DeepSpeed's own format, which is unpickled and can run code, or a file with weights.
+        """Read a file with weights, or a folder of DeepSpeed's own format, which is unpickled and can run code.
 
         Raises:
             CheckpointError: the checkpoint does not fit.

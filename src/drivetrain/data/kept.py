@@ -141,7 +141,7 @@ _NOT_FOLLOWED = frozenset(
 
 
 def _refill(kind: Any, container: Any, items: Any) -> None:
-    """Replace the items of ``container``, calling the methods of ``kind``, because a subclass may override them."""
+    """Replace the items of ``container``, calling methods of ``kind``, because a subclass may override its own."""
     kind.clear(container)
     (kind.update if isinstance(items, dict) or kind is set else kind.extend)(container, items)
 

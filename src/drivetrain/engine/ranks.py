@@ -78,7 +78,7 @@ class Ranks(RankFacts):
 
         Args:
             function: the function to run in each process, called with this engine and ``args``; ``None``: the program
-                continues, which is possible only with one process, or if a launcher has started all.
+                continues, which is possible only with one process, or if a launcher has started all processes.
 
         Returns:
             The result of ``function``; if this call has started processes, a copy of rank 0's result.
