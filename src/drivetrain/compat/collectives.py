@@ -25,7 +25,7 @@ default_pg_timeout = timedelta(seconds=1800)
 
 
 class Collective(ABC):
-    """Base class: operations between the ranks of a group. Each returns the tensor or list that it has written to."""
+    """Base class: operations between the ranks of a group. Each operation returns the tensor or list that it fills."""
 
     def __init__(self) -> None:
         self._group: Any = None

@@ -12,7 +12,7 @@ from drivetrain.module.module import LightningModule
 
 
 def from_compiled(model: Any) -> LightningModule:
-    """Return the LightningModule that ``torch.compile`` has wrapped; it is compiled in place instead.
+    """Return the LightningModule in a result of ``torch.compile``, without the wrapper and compiled in place instead.
 
     Raises:
         WrongTypeError: ``model`` is not a result of ``torch.compile``, or contains no LightningModule.

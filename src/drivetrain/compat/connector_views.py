@@ -193,7 +193,7 @@ class CheckpointView:
         self.trainer.strategy.barrier("resume_end")
 
     def dump_checkpoint(self, weights_only: bool | None = None) -> dict[str, Any]:
-        """Return the checkpoint that ``trainer.save_checkpoint`` would write; every rank must call it."""
+        """Return the checkpoint that ``trainer.save_checkpoint`` would write. Every rank must call this method."""
         return checkpoint.dump(self.trainer, bool(weights_only))
 
 

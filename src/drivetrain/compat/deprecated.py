@@ -18,8 +18,8 @@ class RemovedError(NotSupportedError, NotImplementedError):
 
 
 def _former(name: str, current: type, **fixed: Any) -> Any:
-    """Return the class ``current`` under a former name; its constructor gets ``fixed``, if given, instead of the
-    caller's arguments.
+    """Return the class ``current`` under a former name; if ``fixed`` is given, the constructor gets ``fixed`` instead
+    of the caller's arguments.
     """
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:

@@ -30,7 +30,7 @@ from drivetrain.loops.window import Window
 State = dict[str, Any]
 
 _STAGES = ("train", "validate", "test", "predict")  # stages of a Timer
-_SCALER_KEYS = ("MixedPrecisionPlugin", "NativeMixedPrecisionPlugin", "native_amp_scaling_state")  # GradScaler's
+_SCALER_KEYS = ("MixedPrecisionPlugin", "NativeMixedPrecisionPlugin", "native_amp_scaling_state")  # of GradScaler
 _INTERVAL = re.compile(r"datetime\.timedelta\(([^()]*)\)")
 
 
@@ -109,7 +109,7 @@ def _migrate_hparams(checkpoint: State) -> None:
         if isinstance(hparams, Mapping):
             checkpoint[key] = dict(_known(hparams))
         else:
-            checkpoint.pop(key, None)  # such as an object of a configuration library
+            checkpoint.pop(key, None)  # another type, such as an object of a configuration library
 
 
 # ---- the position in training ----------------------------------------------------------------------------------------
@@ -119,13 +119,13 @@ def _progress(fit_loop: State, checkpoint: State) -> State:
     """Return drivetrain's counters for a ``fit_loop`` that Lightning 1.6 or later has saved."""
     epochs, batches = fit_loop["epoch_progress"]["current"], fit_loop["epoch_loop.batch_progress"]
     now, ever = batches["current"], batches["total"]
-    over = epochs["processed"] >= epochs["ready"]  # after the epoch's last batch; its end hooks may still run
+    over = epochs["processed"] >= epochs["ready"]  # no batches are left, but the epoch's end hooks may still run
     ending = over and epochs["completed"] < epochs["processed"]
     begun = epochs["started"] >= epochs["ready"]
     done = now["processed"] if begun and (ending or not over) else 0
     steps, manual = _optimizer_steps(fit_loop, checkpoint)
     stepped = fit_loop.get("epoch_loop.state_dict", {}).get("_batches_that_stepped", steps)  # since 1.6.5
-    if not over:  # Lightning counts a batch only after its hooks and its validation, which may save
+    if not over:  # a hook or a validation may have saved before the batch was counted
         stepped += now["processed"] - now["completed"] if manual else 1
     return {
         **_fresh_progress(),
@@ -188,7 +188,7 @@ def _validation(fit_loop: State, batches: State) -> str:
         return ""  # the batch's own hooks had not finished
     names = ("epoch_loop.val_loop.batch_progress", "epoch_loop.val_loop.epoch_loop.batch_progress")
     progress = next((fit_loop[name] for name in names if name in fit_loop), None)
-    if progress is None or progress["total"]["ready"] == 0:  # in this epoch
+    if progress is None or progress["total"]["ready"] == 0:  # no validation in this epoch
         return ""
     now = progress["current"]
     return "done" if progress["is_last_batch"] and now["completed"] >= now["ready"] else "running"
@@ -204,7 +204,7 @@ def _optimizer_steps(fit_loop: State, checkpoint: State) -> tuple[int, bool]:
             manual = state["total"]["completed"]
     if automatic is None and manual is None:
         return int(checkpoint["global_step"]), False
-    # `fit_loop_of` writes both counters; Lightning then continues one of them.
+    # `fit_loop_of` sets both counters to the same number. If Lightning resumes from such a file, one of them advances.
     return max(automatic or 0, manual or 0), (manual or 0) > (automatic or 0)
 
 
@@ -225,8 +225,8 @@ def _progress_of_epochs(checkpoint: State) -> State:
 def _fresh_progress() -> State:
     """Return the counters of a fit that has not begun.
 
-    With these counters, an epoch that a limit or a request to stop has cut short counts as complete: a resumed fit does
-    not train on its remaining batches.
+    They do not tell whether a limit or a request to stop has cut an epoch short. Such an epoch counts as complete: a
+    resumed fit does not train on the epoch's remaining batches.
     """
     return {**Progress().state_dict(), **Window().place()}
 

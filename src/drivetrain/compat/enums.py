@@ -13,8 +13,8 @@ class LightningEnum(str, Enum):
 
     @classmethod
     def from_str(cls: type[E], value: str, source: str = "key") -> E:
-        """Return the member whose name is ``value``. With ``source="value"`` its value is compared instead, with
-        ``"any"`` either of the two.
+        """Return the member whose name is ``value``; with ``source="value"``, the member whose value is ``value``; with
+        ``source="any"``, the member whose name or value is ``value``.
 
         Raises:
             ValueError: there is no such member.

@@ -173,7 +173,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     # ---- set up --------------------------------------------------------------------------------------------------
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
-        """Return ``module``, set up without an optimizer for evaluation; with stage 3, return an engine around it."""
+        """Set up ``module`` for evaluation, without an optimizer; with stage 3, return an engine around ``module``."""
         module = super().setup_module(module)
         return module if self.stage < 3 else self._started(module, None)
 
@@ -227,8 +227,8 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     @contextmanager
     def _for_trained(self, module: nn.Module) -> Iterator[_Trained | None]:
-        """Enter :meth:`_for` for a module or an engine; yield its record, or ``None`` if it was set up without an
-        optimizer.
+        """Enter :meth:`_for` for a module or its engine; yield the module's :class:`_Trained`, or ``None`` if the
+        module was set up without an optimizer.
         """
         one = self._of(module)
         with self._for(module) if one is None else self._for(one.module, one.engine):
@@ -239,7 +239,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         return standing_for(self, lightning_module=module, _engine=engine)
 
     def _of(self, what: Any) -> _Trained | None:
-        """Return the record of a module, an engine or an optimizer."""
+        """Return the :class:`_Trained` that has this module, engine or optimizer; ``None`` if there is none."""
         return next((each for each in self._all if what in (each.engine, each.module) or what is each.optimizer), None)
 
     def teardown(self) -> None:
@@ -356,7 +356,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     def load_checkpoint(  # type: ignore[override]
         self, path: str | Path, state: Target = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a folder of DeepSpeed's own format, which is unpickled and can run code, or a file with weights.
+        """Read a file with weights, or a folder of DeepSpeed's own format, which is unpickled and can run code.
 
         Raises:
             CheckpointError: the checkpoint does not fit.
@@ -379,8 +379,8 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         return left
 
     def _parted(self, state: Mapping[str, Any], verb: str) -> tuple[_Trained, dict[str, Any]]:
-        """Return the record of the module in ``state`` that was set up, and the entries besides this module and its
-        optimizer.
+        """Return the :class:`_Trained` of the module in ``state``, and the entries of ``state`` besides this module and
+        its optimizer.
         """
         found = [one for value in state.values() if isinstance(value, nn.Module) and (one := self._of(value))]
         if len(found) != 1:

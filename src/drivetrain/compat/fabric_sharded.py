@@ -153,7 +153,7 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
             self, accelerator, parallel_devices, cluster_environment, None, precision, process_group_backend, timeout,
             cpu_offload, mixed_precision, auto_wrap_policy, activation_checkpointing, activation_checkpointing_policy,
             sharding_strategy, state_dict_type, device_mesh,
-            gradient_exchange="window",  # the user's loop defers communication with no_backward_sync
+            gradient_exchange="window",  # no_backward_sync in the user's loop decides when to communicate
             **others,
         )  # fmt: skip
         self.mixed_precision = mixed_precision
@@ -168,7 +168,7 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
         super().set_ranks(environment, num_nodes)
         on_one = _ON_ONE_MACHINE.get(self._asked_sharding)
         if num_nodes == 1 and on_one is not None and self.options.device_mesh is None:
-            self.options = replace(self.options, sharding=on_one)  # hybrid sharding replicates over machines
+            self.options = replace(self.options, sharding=on_one)  # one machine needs no hybrid sharding
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
         """Context in which torch's ``wrap(layer)`` selects the layers that are gathered one at a time."""
@@ -241,7 +241,7 @@ class FabricModelParallelStrategy(  # type: ignore[misc]  # as above
     ) -> None:
         plain.ModelParallelStrategy.__init__(
             self, data_parallel_size, tensor_parallel_size, save_distributed_checkpoint, process_group_backend, timeout,
-            gradient_exchange="window",  # as above
+            gradient_exchange="window",  # no_backward_sync in the user's loop decides when to communicate
         )  # fmt: skip
         self._parallelize_fn = parallelize_fn
 

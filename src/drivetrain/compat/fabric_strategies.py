@@ -174,11 +174,11 @@ class FabricVerbs(Verbs):
 
     def load(self, path: str | Path, state: Any, strict: bool, weights_only: bool | None) -> dict[str, Any]:
         if not isinstance(state, MutableMapping):
-            return super().load(path, state, strict, weights_only)  # reads all entries, or raises the error
+            return super().load(path, state, strict, weights_only)  # None reads all entries; other types are an error
         given = {name: _bare(value) for name, value in state.items()}
         rest = self.strategy.load_checkpoint(path=path, state=given, strict=strict, **reading(weights_only))
         for name in given:
-            if _bare(state[name]) is state[name]:  # an object in an Engine's wrapper keeps it
+            if _bare(state[name]) is state[name]:  # an object in an Engine's wrapper stays in the wrapper
                 state[name] = given[name]
         return rest
 
@@ -265,7 +265,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
     __init__: Any = constructor(plain.Strategy, "accelerator", "checkpoint_io", "precision")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "_plain" in vars(cls):  # as drivetrain's class, except for the object that calls the methods
+        if "_plain" in vars(cls):  # with the facts of drivetrain's class, except for these two
             cls.facts = cls._plain.facts.but(engine_verbs=FabricVerbs, engine_class=None)  # type: ignore[attr-defined]
         super().__init_subclass__(**kwargs)
 
@@ -315,7 +315,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return super().batch_to_device(batch, device)
 
     def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Compute the gradients of ``tensor``; they are scaled if the precision scales the loss."""
+        """Compute the gradients of ``tensor``; if the precision scales the loss, the gradients are scaled."""
         super().backward(tensor, None, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]

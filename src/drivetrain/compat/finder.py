@@ -95,8 +95,8 @@ class CompatFinder:
         return ServedModule(spec.name, spec.loader_state)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Show Lightning's deprecation warnings in all modules, once a top-level package is imported; otherwise do
-        nothing, because :meth:`create_module` returns a complete module.
+        """For a top-level package, show Lightning's deprecation warnings in all modules from now on. For any other
+        module do nothing, because :meth:`create_module` returns a complete module.
         """
         if module.__name__ in table.in_use().roots:
             from drivetrain.base.rank_zero import LightningDeprecationWarning
@@ -111,8 +111,8 @@ class CompatFinder:
 
 
 def _telling_rank(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """Return the spec of lightning_utilities' module ``rank_zero``; loading it sets this process's rank there, as
-    Lightning does.
+    """Return the spec of lightning_utilities' module ``rank_zero``; loading this module sets the process's
+    rank in it, as Lightning does.
     """
     spec = PathFinder.find_spec(fullname, path)
     if spec is not None and spec.loader is not None:
@@ -130,7 +130,7 @@ def _telling_rank(fullname: str, path: Sequence[str] | None) -> ModuleSpec | Non
 
 
 class _ProgramLoader:
-    """Loads what ``python -m`` runs for a replaced module that is a program: a call of drivetrain's ``main`` for it."""
+    """Loads a replaced module that ``python -m`` runs as a program: the loaded code calls a function of drivetrain."""
 
     def __init__(self, home: str, name: str) -> None:
         self.home, self.name = home, name
@@ -151,13 +151,13 @@ def _run_program() -> None:
 
 
 def program_of(path: str) -> tuple[str, str] | None:
-    """Return drivetrain's module and function for a replaced module that ``python -m`` can run; ``None`` for others."""
+    """Return drivetrain's module and function for a replaced module that ``python -m`` can run; ``None`` otherwise."""
     return find(path, "main") if path in table.in_use().served else None
 
 
 def offers(path: str, of: table.Table | None = None) -> Iterator[tuple[str, str, str]]:
     """Yield each name that Lightning's module ``path`` provides, with drivetrain's module and name for it; ``of`` is
-    the table, by default the one in use.
+    the table of modules, by default the table in use.
     """
     for source in (of or table.in_use()).served[path]:
         home, _, written = source.partition(":")
@@ -168,7 +168,7 @@ def offers(path: str, of: table.Table | None = None) -> Iterator[tuple[str, str,
 
 
 def names(path: str, of: table.Table | None = None) -> set[str]:
-    """Return the names that Lightning's module ``path`` provides; ``of`` is the table, by default the one in use."""
+    """Return the names that Lightning's module ``path`` provides; ``of`` is the table, by default the table in use."""
     return {offered for offered, _, _ in offers(path, of)}
 
 

@@ -68,7 +68,7 @@ def uninstall() -> None:
 
 
 _LATEST_ONLY = frozenset({"early_iterators"})
-"""Switches that "original" leaves out for Lightning 1.1 and 1.3, which had not yet the behaviour that these restore."""
+"""Switches that "original" does not set for Lightning 1.1 and 1.3, because only later versions behave in this way."""
 
 
 def _switches(numbers: str | Iterable[str], generation: str) -> list[str]:

@@ -33,7 +33,7 @@ def rank_zero_experiment(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _scan_checkpoints(
     checkpoint_callback: Any, logged_model_time: Mapping[str, float]
 ) -> list[tuple[float, str, Any, str]]:
-    """Return the files of a ModelCheckpoint that are new, for a logger's ``after_save_checkpoint``.
+    """Return a ModelCheckpoint's files that a logger has not uploaded yet, for its ``after_save_checkpoint``.
 
     Args:
         checkpoint_callback: the callback.

@@ -46,7 +46,7 @@ class Counts(NamedTuple):
 
 
 class ProgressView(NamedTuple):
-    """Counts over the complete run, counts over the current epoch or pass, and whether its last batch has begun."""
+    """Counts of the complete run, counts of the current epoch or pass, and whether that pass's last batch has begun."""
 
     total: Counts
     current: Counts
@@ -175,7 +175,7 @@ class FitView(_LoopView):
 
     @property
     def epoch_progress(self) -> ProgressView:
-        """Epochs of this fit and of the fits that it resumed."""
+        """The numbers of epochs of this fit, including the fits that it resumed."""
         p = self._progress
         begun = p.current_epoch + (p.loop_stage is not None and p.batch_idx >= 0)
         counts = Counts.of(begun, p.current_epoch)
@@ -256,7 +256,7 @@ class EvaluationView(_LoopView):
 
     @property
     def max_batches(self) -> list[float]:
-        """Batches of each loader."""
+        """The number of batches of each loader."""
         return self._trainer.num_eval_batches(self._stage)
 
 

@@ -87,7 +87,7 @@ def warn_of_uncalled(cls: type, contract: str, caller: str) -> None:
 # ---- private methods of callbacks ------------------------------------------------------------------------------------
 
 UNCALLED = names("never called")
-"""For each callback class, the private methods of Lightning's class that drivetrain's never calls."""
+"""For each callback class, the private methods of Lightning's class that drivetrain's class never calls."""
 
 INSTEAD = {owner: tuple(found.split()) for owner, found in _FILE["called"].items()}
 """For each callback class, the methods besides hooks that drivetrain calls if a program overrides them."""

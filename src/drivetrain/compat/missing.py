@@ -1,5 +1,5 @@
-"""What messages say to write instead of names of Lightning 2.6 that drivetrain lacks or has elsewhere, and of arguments
-of other trainers.
+"""What messages say to write instead: for names of Lightning 2.6 that drivetrain lacks or has in another place, and for
+arguments of other trainers.
 
 A test compares :data:`MISSING` with the public names of Lightning: each must be in the table or in drivetrain.
 """

@@ -71,7 +71,7 @@ class ModelSummary:
 
     @property
     def flop_counts(self) -> dict[str, dict[Any, int]]:
-        """The operations of that pass, by the submodules' names and the kinds of operations."""
+        """The operations of a forward pass of the example input, by submodule and kind of operation."""
         return {row.name: dict(row.flops or {}) for row in self._summary.rows}
 
     @property

@@ -69,7 +69,7 @@ def measure_flops(
         output = forward_fn()
         if loss_fn is not None:
             for parameter in model.parameters():
-                parameter.grad = None  # a backward pass would add to this gradient in place
+                parameter.grad = None  # otherwise the backward pass would change the old gradient in place
             torch.autograd.backward(loss_fn(output))
     for parameter, grad in zip(model.parameters(), grads, strict=True):
         parameter.grad = grad

@@ -12,9 +12,9 @@ The second row provides drivetrain's ``Engine`` as ``Fabric``. A source without 
 ``__all__``. A source that begins with a dot is below ``drivetrain``. The third line stands for two rows. The first of
 them, ``pytorch.loggers.comet``, provides the names that drivetrain's package ``loggers`` takes from its file ``comet``.
 The fourth line stands for two rows, too, and each provides only the name after its colon. The path "-" is the top-level
-package. As a source, "*" means the sources of all modules directly below the row's module, "=path" means the sources of
-another row, in this table or in ``later``, and "=" alone means those of the same path in ``later``. A row whose path
-begins with "*" is not a module: other rows refer to it.
+package. The source "*" means the sources of all modules directly below the row's module. The source "=path" means the
+sources of the row ``path`` in this table or in ``later``. The source "=" means the sources of the row with the same
+path in ``later``. A row whose path begins with "*" is not a module: other rows refer to it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class DistributedSamplerWrapper(DistributedSampler[Any]):
             ``rank``. Pass ``shuffle=False``; otherwise the order that ``sampler`` draws is shuffled once more.
     """
 
-    dataset: Any  # the sampler
+    dataset: Any  # holds the sampler
 
     def __init__(self, sampler: Any, *args: Any, **kwargs: Any) -> None:
         if not hasattr(sampler, "__len__"):
@@ -37,7 +37,7 @@ class DistributedSamplerWrapper(DistributedSampler[Any]):
                 f"DistributedSamplerWrapper got a {type(sampler).__name__} without a length, so the ranks cannot agree "
                 "where an epoch ends. Give it __len__."
             )
-        super().__init__(sampler, *args, **kwargs)  # which reads only the length
+        super().__init__(sampler, *args, **kwargs)  # DistributedSampler reads only the sampler's length
 
     def __iter__(self) -> Iterator[Any]:
         order = list(self.dataset)

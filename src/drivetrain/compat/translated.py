@@ -23,8 +23,8 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the Trainer's arguments with each foreign object replaced by the result of its ``as_settings()``.
 
     Such an object may be passed as ``accelerator=``, as ``strategy=``, or in ``plugins=``. Its ``as_settings()``
-    returns a dictionary of arguments of the Trainer. Its items of ``plugins`` and ``callbacks`` are added to those that
-    the program passed. For any other argument, the object and the program may not give different values.
+    returns a dictionary of arguments of the Trainer. The ``plugins`` and ``callbacks`` in this dictionary are added to
+    those that the program passed. For any other argument, the object and the program may not give different values.
 
     Raises:
         ConfigurationError: the object and the program set the same argument to different values.

@@ -4,8 +4,8 @@
 A ``DataLoader`` over a ``TensorDataset``, over a ``StackDataset`` of tensors, or over a ``Subset`` of these, with
 torch's default collate. Only torch's own unchanged classes are supported, so that no user code is skipped. A batch
 equals the stacked samples in values, dtype, strides and type. From all other loaders, batches are fetched sample by
-sample, as torch does. The same is true of single batches: those with indices that are not plain integers or are out of
-range, and those with a tensor that is not dense and contiguous in host memory.
+sample, as torch does. A single batch is also fetched sample by sample if its indices are not plain integers or are out
+of range, or if a tensor of the data set is not dense and contiguous in host memory.
 
 Without workers, a batch for a device that copies from pinned memory is fetched directly into pinned memory, so that the
 host need not wait for its copy to the device. An additional copy into pinned memory would take the host more time than
@@ -141,8 +141,8 @@ class _Fetch:
     Attributes:
         dataset: the user's data set.
         pins: whether batches are written into pinned memory.
-        checked: the tensors of a TensorDataset, if all were plain for the last batch. For the next one, only what a
-            program may have changed in them is checked again.
+        checked: the tensors of a TensorDataset, if all were plain for the last batch. For the next batch, only what
+            a program may have changed in these tensors is checked again.
     """
 
     def __init__(self, dataset: Any, pins: bool) -> None:
@@ -153,13 +153,13 @@ class _Fetch:
         return indices
 
     def collate(self, indices: Any, are_slice: bool = False) -> Any:
-        """Return the batch of the samples ``indices``; ``are_slice``: :func:`slices` has drawn them."""
+        """Return the batch of the samples ``indices``; ``are_slice``: whether :func:`slices` has drawn these."""
         batch = _whole(self, indices, are_slice)
         return self._by_sample(indices, are_slice) if batch is None else batch
 
     def fetch(self, indices: Any, are_slice: bool) -> Any:
         """Return the same as :meth:`collate`, in a pass without torch's iterator."""
-        if _is_profiling() or _has_modes() or _has_function_modes():  # these see the range of torch's iterator
+        if _is_profiling() or _has_modes() or _has_function_modes():  # a profiler or mode would see torch's range here
             with torch.autograd.profiler.record_function(_PROFILER_RANGE):
                 return self.collate(indices, are_slice)
         data, checked = self.dataset, self.checked
@@ -307,8 +307,8 @@ _METHODS = {
     for kind in (TensorDataset, StackDataset, Subset)
     for methods in [(kind.__getitem__, getattr(kind, "__getitems__", None))]
 }
-"""The methods that return samples, as torch defines them. If a program had replaced a method, the entry equals no
-method.
+"""The methods that return samples, as torch defines them. In place of a method that a program had replaced before this
+module was imported, there is a function that equals no method.
 """
 
 _GET_ITEM = _METHODS[TensorDataset][0]
@@ -318,7 +318,7 @@ _GET_ITEM = _METHODS[TensorDataset][0]
 
 
 def _can_iterate_plainly(source: Any) -> bool:
-    """Whether a pass without torch's iterator equals one with it, and no active profiler or mode sees a difference."""
+    """Whether a pass without torch's iterator yields the same, and no active profiler or mode sees a difference."""
     return (
         type(source.dataset) is _Fetch
         and not (source.num_workers or source.pin_memory or source.timeout)
@@ -364,7 +364,7 @@ def draws_each_once(sampler: Any) -> bool:
 def drawn_order(sampler: Any) -> Order:
     """Return the order of a sampler for which :func:`draws_each_once` is true, without a Python number for each index.
 
-    If a RandomSampler has a generator, it draws another permutation when its pass ends; this function does not.
+    A RandomSampler with a generator draws another permutation when its pass ends; this function does not.
     """
     count = len(sampler.data_source)
     if type(sampler) is SequentialSampler:
@@ -375,7 +375,7 @@ def drawn_order(sampler: Any) -> Order:
 
 
 def _permutation(count: int, generator: torch.Generator) -> Tensor:
-    """Return torch's permutation; for very many samples with 32-bit indices, which take half the memory."""
+    """Return torch's permutation. For very many samples, its indices have 32 bits, which take half the memory."""
     return torch.randperm(count, generator=generator, dtype=torch.int32 if MANY <= count < 2**31 else torch.int64)
 
 
@@ -385,7 +385,7 @@ def as_list(indices: Any) -> list[Any]:
 
 
 def _slices(batch_sampler: BatchSampler, sampler: Any) -> Iterator[Any]:
-    if len(sampler.data_source) == 0:  # here, a RandomSampler may raise an exception
+    if len(sampler.data_source) == 0:  # for no samples, a RandomSampler may raise an exception
         yield from batch_sampler
         return
     generator = getattr(sampler, "generator", None)
@@ -398,7 +398,7 @@ def _slices(batch_sampler: BatchSampler, sampler: Any) -> Iterator[Any]:
         for indices in torch.split(_as_tensor(order[begin:end]), size):
             yield indices
             begin += size
-            if not drop_last and batch_sampler.batch_size != size:  # torch reads it for each batch
+            if not drop_last and batch_sampler.batch_size != size:  # torch reads batch_size for each batch
                 size = batch_sampler.batch_size
                 break
     if generator is not None:

@@ -155,10 +155,10 @@ class CombinedLoader:
         return batches
 
     def resume_at(self, ended: Sequence[bool]) -> None:
-        """Let the next pass continue a saved one, whose loaders were set to their saved positions.
+        """Let the next pass continue a saved pass, whose loaders were set to their saved positions.
 
         Args:
-            ended: for each loader, whether it has already ended once in the saved pass; for the mode "max_size_cycle".
+            ended: for each loader, whether it has already ended once in the saved pass; read by "max_size_cycle".
         """
         self._ended = list(ended)
 
@@ -247,7 +247,7 @@ def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[
                 if batches[index] is _END:
                     batches[index] = next(iterators[index], _END)
                 if batches[index] is _END:
-                    iterators[index] = iter(())  # first end the workers of the last pass, before others start
+                    iterators[index] = iter(())  # end the workers of the last pass before new workers start
                     iterators[index] = start()
                     batches[index] = next(iterators[index], _END)
                 if batches[index] is _END:
@@ -265,7 +265,7 @@ _MODES: dict[str, tuple[Callable[..., float], Callable[[Starts, Sequence[bool]],
     "min_size": (min, lambda starts, ended: zip(*(start() for start in starts), strict=False)),
     "max_size_cycle": (max, _max_size_cycle),
     "max_size": (max, lambda starts, ended: zip_longest(*(start() for start in starts))),
-    "sequential": (sum, lambda starts, ended: ()),  # its loaders are iterated one by one
+    "sequential": (sum, lambda starts, ended: ()),  # in this mode, no loaders are iterated together
 }
 """For each mode, the length of a pass from the loaders' lengths, and the batches that the loaders yield together."""
 
@@ -442,7 +442,7 @@ def arranged(given: Any, start: str) -> Any:
         return given
     for position, element in enumerate(given):
         if isinstance(element, (type, Dataset)) or inspect.isroutine(element):
-            check_iterable(element, f"{start}, at position {position},")  # neither a batch nor a loader
+            check_iterable(element, f"{start}, at position {position},")  # the element is neither a batch nor a loader
     return BatchList(given)
 
 

@@ -80,8 +80,8 @@ def fetches_ahead(loader: Any, num_batches: float = float("inf")) -> bool:
     """Return whether the next batch is fetched before the current one is processed.
 
     The next batch is fetched ahead with workers, or if nothing else shows which batch is the last. With
-    ``num_workers=0`` and a known length it is not, because that would change the order of draws from the global random
-    generators, compared with a plain loop. With ``early_iterators`` of :mod:`drivetrain.parity`, a limit
+    ``num_workers=0`` and a known length, no batch is fetched ahead, because the order of draws from the global random
+    generators would differ from that in a plain loop. With ``early_iterators`` of :mod:`drivetrain.parity`, a limit
     ``num_batches`` counts as a known length.
     """
     if any(getattr(part, "num_workers", 0) > 0 for part in parts_of(loader)):
@@ -106,7 +106,7 @@ def feed(
     """Yield ``(batch, is_last)``.
 
     A pass that no limit ends early exhausts the loader, as a ``for`` loop does: the loader's code after its last batch
-    runs, and samplers draw their last random numbers. This happens when the caller requests a batch after the last one.
+    runs, and samplers draw their last random numbers. To exhaust the loader, the caller requests one batch too many.
 
     Args:
         batches: a loader, or the passes over a loader. This function creates one iterator of it.
@@ -188,7 +188,7 @@ def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None
 
 
 def gives_up(loader: Any, num_batches: float) -> bool:
-    """Whether a pass of ``num_batches`` ends before the end of ``loader``, and the next pass starts at its beginning.
+    """Whether a pass of ``num_batches`` ends before the end of ``loader``, and the next pass starts at the first batch.
 
     False for a loader that is its own iterator, because its next pass continues where the last one ended.
     """
@@ -198,8 +198,8 @@ def gives_up(loader: Any, num_batches: float) -> bool:
 def position_after_end(passes: Passes, before: dict[str, Any]) -> dict[str, Any]:
     """Return the position of ``passes`` after a loader that was resumed at ``before`` was exhausted.
 
-    If a stateful loader has yielded no batch in between, its state in ``before`` is kept, because the loader may have
-    no state before its first batch.
+    If a stateful loader has yielded no batch since it was resumed, its state in ``before`` is kept, because the loader
+    may have no state before its first batch.
     """
     ended = [part["ended"] for part in before.get("parts", [before])]
     if any(ended) if getattr(passes.loader, "mode", None) == "min_size" else all(ended):
@@ -217,7 +217,7 @@ def _is_its_own_iterator(loader: Any) -> bool:
     this is true of any loader in it.
     """
     parts = parts_of(loader)
-    # not the dataset of a stateful loader, which starts a new pass over any dataset
+    # without the datasets of stateful loaders: such a loader starts a new pass, whatever its dataset is
     datasets = (getattr(part, "dataset", None) for part in parts if not is_stateful(part))
     return any(hasattr(each, "__next__") for each in (*parts, *datasets))
 
@@ -361,8 +361,8 @@ def make_room_for_sockets(loader: Any) -> None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of the loader's sampler, its batch sampler, the sampler in that, and its iterable-style
-    dataset, if they have this method.
+    """Call ``set_epoch``, where it exists, of the loader's sampler, batch sampler and iterable-style dataset, and of
+    the batch sampler's own sampler.
     """
     if isinstance(loader, CombinedLoader):
         for part in loader.flattened:

@@ -18,11 +18,11 @@ class RecordedIndices:
     """Yields a loader's batches, and records the dataset indices of each batch's samples.
 
     Workers fetch ahead, so the sampler draws indices long before their batch arrives. So this class records each draw,
-    and returns the records in the order in which batches arrive. This needs a fixed order, even if the loader has
-    ``in_order=False``.
+    and returns the records in the same order. Batches must therefore arrive in the order of the draws: the copy that
+    this class iterates does so even if the loader has ``in_order=False``.
 
-    The user's loader does not change. This class iterates a copy, which shares the dataset, samplers and generator.
-    With ``persistent_workers``, the copy has its own workers, which live as long as this object.
+    The user's loader does not change. The copy shares the dataset, samplers and generator. With
+    ``persistent_workers``, the copy has its own workers, which live as long as this object.
 
     Only one pass at a time is possible. A subclass whose ``__iter__`` drops or splits batches is not supported.
 

@@ -141,13 +141,13 @@ _NOT_FOLLOWED = frozenset(
 
 
 def _refill(kind: Any, container: Any, items: Any) -> None:
-    """Replace the items of ``container``, calling the methods of ``kind``, because a subclass may override them."""
+    """Replace the items of ``container``, calling methods of ``kind``, because a subclass may override its own."""
     kind.clear(container)
     (kind.update if isinstance(items, dict) or kind is set else kind.extend)(container, items)
 
 
 def loader_states(loaders: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return, for each of ``loaders``, the states of the user's generators, and whether it has persistent workers."""
+    """Return, for each of ``loaders``, the states of the user's generators, and whether persistent workers exist."""
     return [
         {
             "generators": [state for part in parts_of(loader) for state in generator_states(generators_of(part))],
@@ -201,7 +201,7 @@ def generators_of(loader: Any) -> list[torch.Generator]:
 
 
 def samplers_of(loader: Any) -> list[Any]:
-    """Return the sampler of a loader, its batch sampler, and the sampler in that; each object once."""
+    """Return the sampler of a loader, its batch sampler, and the batch sampler's own sampler; each object once."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     found = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     return list({id(each): each for each in found}.values())
@@ -245,7 +245,7 @@ def check_worker_state(state: Any, place: str) -> None:
     """Check that a checkpoint's entry has the form of a result of :func:`worker_state`.
 
     Raises:
-        WrongForm: a part is missing or has another type, or a generator rejects it.
+        WrongForm: a part is missing or has a wrong type, or a generator rejects it.
     """
     python, words, numpy = of_length(3, state, place)
     if not expect(words, bytes, f"{place}[1]"):

@@ -209,8 +209,8 @@ class Passes:
 class StatefulPasses(Passes):
     """A loader with ``state_dict`` and ``load_state_dict``, which saves its position itself.
 
-    If a different number of ranks saved the position, it may lack the loader's state. Then the finished batches are
-    fetched again.
+    If a different number of ranks saved the position, the loader's state may be missing in it. Then the finished
+    batches are fetched again.
     """
 
     can_repeat = False  # a stateful loader cannot go back by one batch
@@ -219,8 +219,8 @@ class StatefulPasses(Passes):
         super().__init__(loader)
         self._name = f"the training loader ({type(loader).__name__})"
         self._left: Iterator[Any] | None = None  # the rest of a resumed pass
-        # The number of a batch and the state that was loaded at it. Until the next batch, position() returns this
-        # state: some loaders change a loaded state when state_dict() is called.
+        # The number of a batch and the state that was loaded after it. Until the next batch, position() returns this
+        # state, because some loaders change a loaded state when state_dict() is called.
         self._loaded: tuple[int, Any] | None = None
 
     def _leave(self) -> None:

@@ -26,7 +26,7 @@ class SamplerProxy:
         return len(self._sampler)
 
     def slices(self, dataset: Any) -> Iterator[Any] | None:
-        """Start a pass as :func:`drivetrain.data.batched.slices` does; ``None`` if this object needs each index."""
+        """Return the pass of :func:`drivetrain.data.batched.slices`; ``None`` if this object needs each index."""
         return None
 
     def __getattr__(self, name: str) -> Any:

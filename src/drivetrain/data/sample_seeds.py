@@ -3,11 +3,12 @@
 [Note: one seed per sample]
 Before each sample, the generators of ``random``, numpy and torch's CPU are seeded from a hash of the seed, the epoch
 and the sample's index. So it does not matter which worker or rank fetches the sample, or which samples it has fetched
-before. Before ``collate_fn``, they are seeded from the indices of the batch. After the batch, their states from before
-it are restored, so that a training process without workers draws the same numbers for dropout as one with workers.
+before. Before ``collate_fn``, the generators are seeded from the indices of the batch. After the batch, the generators
+get back the states that they had before it, so that a training process without workers draws the same numbers for
+dropout as a training process with workers.
 
 The sampler draws in the training process, and sends the epoch along with the indices. Persistent workers would not know
-the epoch otherwise, because their copies of all objects are from an earlier one.
+the epoch otherwise, because their copies of all objects are from an earlier epoch.
 """
 
 from __future__ import annotations

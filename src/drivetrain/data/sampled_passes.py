@@ -285,7 +285,7 @@ _fits = [0]  # number of fits that run in this process
 
 
 def workers_outlive_sigterm(outlive: bool) -> None:
-    """Let this process's loader workers ignore SIGTERM if ``outlive``, or no longer.
+    """Count the running fits: ``outlive`` adds one, False subtracts one. While a fit runs, workers ignore SIGTERM.
 
     Workers get a SIGTERM that is sent to the process group. Their rank gets it, too, but needs batches until it has
     saved. Workers always ignore Ctrl-C, because their rank ends them.

@@ -39,9 +39,10 @@ class Share(NamedTuple):
     """One rank's part of a global batch.
 
     Attributes:
-        indices: the indices of its samples.
-        factor: the factor of this rank's mean loss. With it, the mean over the ranks is the mean over the samples of
-            the global batch. It is 1 if all ranks have equally many samples, and 0 for a repeated batch.
+        indices: the indices of the samples in this part.
+        factor: the number by which this rank's mean loss is multiplied, so that the mean over the ranks is the mean
+            over the samples of the global batch. The factor is 1 if all ranks have equally many samples, and 0 if this
+            rank has no sample left and repeats its last batch.
     """
 
     indices: list[Any]
@@ -77,7 +78,8 @@ def share(
             several.
 
     Raises:
-        ConfigurationError: the loader's sampler has no length, or ``splits`` and the loader has no batch size.
+        ConfigurationError: the loader's sampler has no length, or ``splits`` is true and the loader has no batch
+            size.
     """
     if not (place := drawn_by(loader)):
         return None
@@ -203,7 +205,7 @@ class RankBatches(SamplerProxy, ABC):
         return len(self._sampler)
 
     def batches_before(self) -> int:
-        """Return as how many batches the items before :attr:`divided_from` count."""
+        """Return the number of batches for which the items before :attr:`divided_from` count."""
         return max(self.divided_from // self._size, 1) if self.divided_from else 0
 
     def items_in(self, batches: int) -> int:
@@ -248,8 +250,8 @@ class RankBatches(SamplerProxy, ABC):
         if self.draws:
             return self._drawn()
         own = rng_state()
-        # Another rank than rank 0 may have part 0 of the data, too. If its random state was equal to rank 0's, it keeps
-        # the state after the draw, so that both stay equal, for example when they seed workers.
+        # Another rank than rank 0 may have part 0 of the data, too. If the random states of both were equal, that rank
+        # keeps the state after the draw, so that both stay equal, for example when they seed workers.
         in_step = self._rank == 0 and _alike(own, state)
         set_rng_state(state)
         set_generator_states(generators, drawing)
@@ -313,7 +315,7 @@ class SlicedBatches(RankBatches):
         last: list[Any] = []
         batch: list[Any] | Order
         for start, stop in self._bounds():
-            if isinstance(order, (Tensor, range)):  # the other ranks' indices are not read
+            if isinstance(order, (Tensor, range)):  # only this rank's indices are read
                 batch = order[start:stop]
             else:
                 batch = list(itertools.islice(order, stop - start))

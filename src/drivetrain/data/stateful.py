@@ -73,7 +73,7 @@ def leave(rest: Iterator[Any]) -> None:
     """Abandon ``rest``, but first make sure that it has begun.
 
     The body of a generator function only runs when its first batch is requested. Before that, the loader has not used
-    the state that was loaded, and its next pass would yield the rest of the old one.
+    the state that was loaded, and the loader's next pass would yield the rest of the old pass.
     """
     if isinstance(rest, GeneratorType) and inspect.getgeneratorstate(rest) == inspect.GEN_CREATED:
         next(rest, None)

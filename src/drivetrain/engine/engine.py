@@ -77,9 +77,10 @@ class Engine(StateFiles):
             engine.clip_gradients(model, optimizer, max_norm=1.0)
             optimizer.step()
 
-    A subclass may define the complete program in a method ``run``, whose call first launches. Values for omitted
-    arguments accelerator, strategy, devices, num_nodes and precision may come from the command line: ``drivetrain run
-    --devices=2 train.py``. ``check_collectives`` counts the collectives of a run from :meth:`launch` on.
+    A subclass may define the complete program in a method ``run``; calling it first starts the processes. Values for
+    omitted arguments accelerator, strategy, devices, num_nodes and precision may come from the command line:
+    ``drivetrain run --devices=2 train.py``. ``check_collectives`` counts the collectives of a run from :meth:`launch`
+    on.
 
     Args:
         plugins: as for the Trainer, except LayerSync.
@@ -145,7 +146,7 @@ class Engine(StateFiles):
         def __getattr__(self, name):
             if (cure := instead_of("Engine", name)) is not None:
                 raise MissingAttributeError(f"An Engine has no attribute {name!r}. {cure}")
-            return object.__getattribute__(self, name)  # raises again, with Python's or the property's own message
+            return object.__getattribute__(self, name)  # raises the original AttributeError again
 
     # ---- parts ---------------------------------------------------------------------------------------------------
 
@@ -155,7 +156,7 @@ class Engine(StateFiles):
 
     @property
     def rng(self) -> Generators:
-        """The random generators of all processes, as an object to save and load with a model to resume exactly."""
+        """An object for the random generators of all processes: to resume exactly, save and load it with the model."""
         return Generators(lambda obj: self.strategy.world.gather_objects(obj), self.global_rank)
 
     @property
@@ -197,7 +198,7 @@ class Engine(StateFiles):
 
         Args:
             module: the model; its parameters are moved in place. For a result of ``torch.compile``, the original module
-                is compiled in place, so that parameters keep its names.
+                is compiled in place, so that parameters keep their names.
             optimizers: optimizers of the module's parameters.
             scheduler: a scheduler of one of the optimizers; returned unchanged if the strategy does not step it.
             move_to_device: False leaves the module on its device.
@@ -335,7 +336,7 @@ class Engine(StateFiles):
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
-        """Return a new context for a forward pass; ``None`` if it needs none, or if a Trainer's steps enter it."""
+        """Return a new context for a forward pass; ``None`` if there is none, or a Trainer's steps enter it."""
         if self.strategy.lightning_module is not None and familiar.enters_step_contexts(self.strategy):
             return None
         return self.precision.forward_context()
@@ -354,7 +355,7 @@ class Engine(StateFiles):
         return self.precision.convert_input if overrides(self.precision, "convert_input", Precision) else None
 
     def output_conversion(self) -> Callable[[Any], Any] | None:
-        """Return the function with which a user's precision converts a module's results; ``None`` if it has none."""
+        """Return the function with which a user's precision converts a module's results; ``None`` if there is none."""
         precision = self.precision
         return precision.convert_output if defined_by_user(precision, "convert_output") else None
 
@@ -363,7 +364,7 @@ class Engine(StateFiles):
         return move(obj, self.device) if self._verbs.batch_to_device is None else self._verbs.to_device(obj)
 
     def backward(self, tensor: Tensor, *args: Any, model: nn.Module | None = None, **kwargs: Any) -> None:
-        """Compute the gradients of ``tensor``; if the precision scales losses, they are scaled.
+        """Compute the gradients of ``tensor``; if the precision scales losses, the gradients are scaled.
 
         Args:
             tensor: the loss.
@@ -393,7 +394,7 @@ class Engine(StateFiles):
             clip_val: the largest absolute value of an element.
             max_norm: the largest norm of all gradients together; 0 or negative: nothing is clipped.
             norm_type: the order of the norm; ``inf`` is the largest absolute value of an element.
-            error_if_nonfinite: raise RuntimeError if the norm is not finite, which waits for the device. ``None``:
+            error_if_nonfinite: raise RuntimeError if the norm is not finite; this check waits for the device. ``None``:
                 True, except in a precision that scales the loss, where an overflow skips the step instead.
 
         Returns:

@@ -32,7 +32,7 @@ with on_first_use:
 
 
 def for_engine(plan: Plan) -> Plan:
-    """Return ``plan``; if the strategy was given by name, with the class that an Engine creates for that name."""
+    """Return ``plan``. If the strategy was given by name, replace its class by the Engine's class of that name."""
     given = plan.strategy
     if isinstance(given, Strategy) or given.cls.facts.engine_class is None:
         return plan
@@ -47,7 +47,7 @@ def listed(given: Any) -> list[Any]:
 
 
 def logger_of(given: Any) -> Any:
-    """Return ``given`` as a logger, by its name if it is a text, and check it."""
+    """Return ``given`` as a logger, and check this logger. A text is the name of a logger."""
     logger = load("drivetrain.loggers.logger:logger_named")(given, os.getcwd()) if isinstance(given, str) else given
     if isinstance(logger, type) or not callable(getattr(logger, "log_metrics", None)):
         raise ConfigurationError(
@@ -125,7 +125,7 @@ def strategy_of(plan: Plan) -> Strategy:
 
 
 def bind_device(plan: Plan) -> None:
-    """Pass the plan's device to its accelerator and precision, and record whether copies to it must block."""
+    """Pass the plan's device to its accelerator and precision, and record whether copies to the device must block."""
     accelerator = plan.accelerator
     accelerator.first_device = plan.devices[0]
     plan.precision.device_type = accelerator.autocast_device_type

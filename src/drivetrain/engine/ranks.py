@@ -55,7 +55,7 @@ class Ranks(RankFacts):
     Attributes:
         plan: contains the number of processes and the launcher.
         strategy: provides the ranks and the collectives.
-        launcher: starts the processes, if no other launcher has.
+        launcher: starts the processes, unless another program has already started them.
         stall_timeout_s: the number of seconds in a collective after which a report names the missing processes;
             ``None``: no report. Set this before :meth:`launch`. No effect with one process.
     """
@@ -78,7 +78,7 @@ class Ranks(RankFacts):
 
         Args:
             function: the function to run in each process, called with this engine and ``args``; ``None``: the program
-                continues, which is possible only with one process, or if a launcher has started all of them.
+                continues, which is possible only with one process, or if a launcher has started all processes.
 
         Returns:
             The result of ``function``; if this call has started processes, a copy of rank 0's result.
@@ -102,7 +102,7 @@ class Ranks(RankFacts):
                 "they need something to run. Write def main(engine): ..., and engine.launch(main)."
             )
         self._begin()
-        self._start_checks()  # this may be a further run of the program
+        self._start_checks()  # the program may call launch() again, for another run
         return None
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ class Ranks(RankFacts):
         raise NotImplementedError(f"{type(self).__name__} has no method run. Define one, or use Engine.launch(main).")
 
     def start(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-        """Call ``function`` in every process of the job. This process calls it only if it is one of the ranks."""
+        """Call ``function`` on every rank of the job; this process may or may not be one of the ranks."""
         if self.launcher.is_external:
             return function(*args, **kwargs)
         try:
@@ -199,7 +199,7 @@ class Ranks(RankFacts):
         finally:  # also after an exception, so that the other ranks do not wait for this one
             if first:
                 self.barrier()
-            self.barrier()  # no rank continues while others are still in the block
+            self.barrier()  # no rank continues while another rank is still in the block
 
 
 def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any:
@@ -214,7 +214,7 @@ def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any
 
 def _as_rank(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
     """Run ``function`` in a process that a launcher has started, with the engine that was sent to the process."""
-    engine.launcher = external.ExternalLauncher()  # this process was started, so it starts no others
+    engine.launcher = external.ExternalLauncher()  # this process was started, so it starts no further processes
     engine.strategy.set_ranks(engine.plan.environment, engine.plan.num_nodes)
     result = function(*args, **kwargs)
     engine.strategy.leave_process_group()
@@ -250,7 +250,7 @@ def _report_uncaught() -> None:
     """
     if (sheet := board.own_sheet()) is not None:
         sheet.words[board.ENGINE] = 1
-        atexit.register(sheet.words.__setitem__, board.STALL, 0)  # else its end would count as a failure
+        atexit.register(sheet.words.__setitem__, board.STALL, 0)  # else a normal end would count as a failure
     cut_tracebacks(_tell)
 
 

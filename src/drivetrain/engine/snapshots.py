@@ -64,7 +64,7 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
 
     Raises:
         CheckpointError: an entry cannot be stored as plain data.
-        ConfigurationError: ``state`` is not a dictionary, or a filter's name has no entry in it that is a dictionary.
+        ConfigurationError: ``state`` is not a dictionary, or has no dictionary under the name of a filter.
     """
     if not isinstance(state, Mapping):
         raise wrong_argument("save", state, "state")
@@ -191,7 +191,7 @@ def parts(state: Mapping[str, Any]) -> tuple[nn.Module | None, list[Optimizer]]:
 
 
 def wrong_argument(method: str, given: Any, name: str) -> WrongTypeError:
-    """Return the error of an Engine's ``save`` or ``load`` whose path or state has a wrong type."""
+    """Return the error for a path or a state of a wrong type that was passed to an Engine's ``save`` or ``load``."""
     return WrongTypeError(
         f"Engine.{method} got {described(given)} as the {name}. Pass the path first, and then a dictionary with a name "
         f'for each object: engine.{method}("state.ckpt", {{"model": model}}).'

@@ -20,7 +20,7 @@ class Throughput:
     ``compute`` returns ``device/batches_per_sec`` and ``device/samples_per_sec``. If ``update`` gets lengths, the
     result also contains ``device/items_per_sec``; with operations, also ``device/flops_per_sec`` and ``device/mfu``,
     the share of ``available_flops``. With several devices, the names without ``device/`` are the rates of all devices
-    together; there is no such ``mfu``. It also returns the totals ``time``, ``batches``, ``samples`` and ``lengths``.
+    together; there is no such ``mfu``. The totals ``time``, ``batches``, ``samples`` and ``lengths`` are returned, too.
 
     Args:
         available_flops: the peak of one device in operations per second.
@@ -55,8 +55,8 @@ class Throughput:
         """Add an update.
 
         Args:
-            time: seconds since the start. Synchronise the device before you read the clock, because it works
-                asynchronously.
+            time: seconds since the start. Synchronise the device before you read the clock, because the device
+                works asynchronously.
             batches, samples, lengths: totals so far, on this device.
             flops: operations of this device since the last update.
 

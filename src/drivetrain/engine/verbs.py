@@ -31,9 +31,9 @@ from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import familiar, rank_files
 from drivetrain.strategies.strategy import Strategy
 
-_RANK_STATE = "drivetrain_rank_state"  # the strategy's state of a rank for each module, by name
-_PRECISION = "drivetrain_precision"  # prefix of the entry for the precision's state, followed by the name of its class
-_RANK_FILES = "drivetrain_rank_files"  # the files of the ranks from 1 on
+_RANK_STATE = "drivetrain_rank_state"  # entry: the strategy's state of one rank, by module
+_PRECISION = "drivetrain_precision"  # entry: the precision's state; its class's name is appended
+_RANK_FILES = "drivetrain_rank_files"  # entry: the files of the ranks from 1 on
 
 
 class Verbs:
@@ -69,7 +69,7 @@ class Verbs:
         return type(self), (self.strategy,)  # another process sets up its own modules
 
     def __deepcopy__(self, memo: Any) -> Verbs:
-        return self  # the copy of a loader moves batches by the same object
+        return self  # a copied loader still moves batches through this object
 
     def overridden(self, *names: str) -> bool:
         """Return whether the strategy overrides any of these methods."""
@@ -142,8 +142,9 @@ class Verbs:
         return lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs)
 
     def _known_step(self, optimizer: Optimizer) -> TakeStep | None:
-        """Return the result of :meth:`_take_step`. If the precision scales the loss, wrap it in a function that
-        unscales the gradients first and sets ``_steps_through_handle``, which :meth:`_refuse_direct_step` checks.
+        """Return the function that :meth:`_take_step` returns. If the precision scales the loss, wrap this function, so
+        that the gradients are unscaled first and ``_steps_through_handle``, which :meth:`_refuse_direct_step` checks,
+        is set.
         """
         step, precision = self._take_step(optimizer), self.strategy.precision_plugin
         if step is None or not precision.scales_loss:
@@ -291,7 +292,7 @@ class Verbs:
         """Return the result of :meth:`_rank_states` that was saved for this rank; every rank must call this.
 
         Raises:
-            CheckpointError: a rank's file is missing or damaged, and ``strict``; raised on every rank.
+            CheckpointError: ``strict`` is true, and a rank's file is missing or damaged; raised on every rank.
         """
         strategy, listed, own, failure = self.strategy, held.get(_RANK_FILES, ()), held.get(_RANK_STATE, {}), None
         if (saved_by := rank_files.saved_by(listed)) != strategy.world_size:

@@ -22,7 +22,9 @@ _MEETING_S = 30.0  # local rank 0 must create the board within so many seconds
 def begin(
     strategy: Any, starts_elsewhere: bool, run_folder: Callable[[], Any], stall_timeout_s: float | None
 ) -> Sheet | None:
-    """Let a process watch this rank until ``stall_timeout_s`` on its sheet, which is returned, is 0.
+    """Let a process watch this rank; return the rank's sheet, a part of the memory that both processes share.
+
+    To end the watching, set the sheet's entry ``STALL`` to 0.
 
     Args:
         strategy: provides the ranks.
@@ -41,11 +43,11 @@ def begin(
 
 
 def join(strategy: Any, starts_elsewhere: bool) -> Sheet | None:
-    """Return this rank's sheet on the board. If there is no board, local rank 0 creates one and starts a watching
-    process.
+    """Return this rank's sheet: its part of the board, the memory that ranks share with the process that watches them.
 
-    Return ``None`` if a launcher of drivetrain has started the ranks without a board (torch_xla, or Ray on machines
-    other than the program's), if the processes have no common store, or if the system does not support watching.
+    If there is no board, local rank 0 creates one and starts a watching process. The result is ``None`` if a launcher
+    of drivetrain has started the ranks without a board (torch_xla, or Ray on machines other than the program's), if
+    the processes have no common store, or if the system does not support watching.
     """
     sheet = own_sheet()
     store: Any = strategy.world.store
@@ -57,7 +59,7 @@ def join(strategy: Any, starts_elsewhere: bool) -> Sheet | None:
         if strategy.local_rank == 0:
             try:
                 sheet = sheet or _make(strategy)
-            finally:  # even if this rank has a sheet from an earlier job, because the others may have none
+            finally:  # even if this rank has a sheet from an earlier job, because other ranks may have none
                 store.set(key, str(sheet.folder) if sheet else "")
         elif sheet is None:
             store.wait([key], timedelta(seconds=_MEETING_S))

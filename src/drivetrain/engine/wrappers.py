@@ -234,8 +234,8 @@ class EngineModule(nn.Module):
         return lambda *args, **kwargs: self._run(call, args, kwargs)
 
     def _watched(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls ``method``, and raises if it runs a layer: the strategy would not see the
-        gradients.
+        """Return a function that calls ``method``, and raises an error if ``method`` runs a layer, because the strategy
+        would not see the gradients.
         """
         original = self._original
 
@@ -390,10 +390,10 @@ class EngineLoader:
     def __iter__(self) -> Iterator[Any]:
         set_epoch(self._loader, self._passes)
         if self._seeds is not None:
-            self._seeds.epoch = partial(int, self._passes)  # without a reference to this object
+            self._seeds.epoch = partial(int, self._passes)  # keeps the number, not this object
         self._passes += 1
         device, own = self._device, None if self._mover is None else self._mover.batch_to_device
-        # not into pinned memory if user code moves batches: it must not get one that the device still copies
+        # not into pinned memory if user code moves batches: that code must not get memory that the device still reads
         batches = without_restart(start_pass(self._source, self._pins and device is not None and own is None))
         if device is None:
             return batches
@@ -401,7 +401,7 @@ class EngineLoader:
             return (own(batch, device) for batch in batches)
         for first in batches:
             moved = move(first, device)
-            # this loader's batches are already on the device: skip the check for the others
+            # if the first batch was on the device, the loader's other batches are assumed to be there, too
             if was_there(first, moved):
                 return itertools.chain((first,), batches)
             return itertools.chain((moved,), (move(batch, device) for batch in batches))

@@ -1,4 +1,4 @@
-"""Save a checkpoint of a fit that ends with an exception; several ranks save without communicating."""
+"""Save a checkpoint of a fit that ends with an exception; if there are several ranks, they do not communicate."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from drivetrain.trainer.shown import saving
 
 
 def save_after_exception(trainer: Any, path: str, weights_only: bool = False) -> str:
-    """Save the checkpoint ``path`` when a fit ends with an exception. Several ranks save without collectives, in which
-    a dead rank would block the others.
+    """Save the checkpoint ``path`` when a fit ends with an exception. The ranks call no collectives, because a dead
+    rank would block the other ranks in a collective.
 
     Each rank writes its part beside ``path``, under a name derived from its position in the fit. The rank that finds
     the parts of all others completes ``path``; until then, the previous file stays at ``path``.
@@ -108,7 +108,7 @@ def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
 def _place_of(trainer: Any, state: dict[str, Any]) -> str:
     """Return eight digits that are equal on all ranks at the same position of this fit.
 
-    If an observer compares the ranks' states, the digits depend on the state, too, so that ranks with different states
+    If the run compares the ranks' states, the digits depend on the state, too, so that ranks with different states
     cannot complete a checkpoint together.
     """
     place = state.get("loops", {}).get("drivetrain", {})

@@ -86,7 +86,7 @@ def _checked_callbacks(given: Any, start: str) -> list[Callback]:
 
 
 def _cure(value: Any, package: str, cure: str) -> str:
-    """Return what to write instead of ``value``: an instance if it is a class or the name of one; else ``cure``."""
+    """Return what to write instead of ``value``: an instance if ``value`` is a class or its name; else ``cure``."""
     if isinstance(value, type):
         return f"Write {value.__name__}(...)."
     if isinstance(value, str):
@@ -226,7 +226,7 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     if "_book" not in module.__dict__:
         raise ConfigurationError(f"{name}.__init__ has not called its base class's. Begin it with super().__init__().")
     check_former_hooks(module, strategy)
-    needed = [] if fn is TrainerFn.PREDICTING else [_STEPS[fn][0]]  # predict_step has a default
+    needed = [] if fn is TrainerFn.PREDICTING else [_STEPS[fn][0]]  # the exception: predict_step has a default
     needed += ["configure_optimizers"] if fn is TrainerFn.FITTING else []
     for method in needed:
         if not overrides(module, method, LightningModule):
@@ -249,7 +249,7 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
 
 @supplied
 def check_former_hooks(module: LightningModule, strategy: Strategy) -> None:
-    """Check that ``module`` defines no hook that is no longer called; some former names are called in place of the new.
+    """Check that ``module`` defines no hook that is no longer called. Some hooks are still called under a former name.
 
     Raises:
         HookError: the module defines such a hook.
@@ -264,7 +264,7 @@ def former_hooks(of_callbacks: bool) -> Mapping[str, str]:
 
 
 def _check_step(name: str, method: str, step: Any, further: Container[str]) -> None:
-    """Check that ``step`` accepts the arguments that the loop passes, and requires no others except ``further``."""
+    """Check that ``step`` accepts the loop's arguments, and that all further required arguments are in ``further``."""
     index = "" if method == "training_step" else ", dataloader_idx=0"
     cure = f"Write def {method}(self, batch, batch_idx{index})."
     if not callable(step):
@@ -307,7 +307,7 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
         if base is LightningModule:
             hooks -= set(dir(torch.nn.Module))
         for hook in sorted(hooks):
-            own = getattr(type(party), hook)  # read from the class, because a property may raise before the run
+            own = getattr(type(party), hook)  # not from the object, because a property may raise before the run
             if _CALLED_BY_THE_LOOPS.fullmatch(hook) and (isinstance(own, property) or overrides(party, hook, base)):
                 _check_hook(name, hook, own if isinstance(own, property) else getattr(party, hook), getattr(base, hook))
         if base is Callback:
@@ -324,7 +324,7 @@ def _uncalled(party: Any, base: type, hooks: set[str], called: frozenset[str]) -
     gone_from = former_hooks(of_callbacks=True) if base is Callback else {}
     told = {*former, *gone_from}
     for method, hook in near_misses(type(party), base, hooks):
-        if method not in former:  # check_module has refused it, or the strategy calls it
+        if method not in former:  # check_module refuses former hooks, unless the strategy calls them
             told.add(method)
             yield method, f". Did you mean {hook}? If the name is meant, nothing is wrong."
     looks_like = _LIKE_A_HOOK_OF_A_CALLBACK if base is Callback else _LIKE_A_HOOK
@@ -344,7 +344,7 @@ _CALLED_BY_THE_LOOPS = re.compile(
     r"on_\w+|configure_\w+|optimizer_\w+|\w+_dataloader|prepare_data|setup|teardown|transfer_batch_to_device|backward|"
     r"lr_scheduler_step|state_dict|load_state_dict"
 )
-"""The hooks that :func:`check_hooks` checks. User code calls the other methods; the steps have a check of their own."""
+"""The hooks that :func:`check_hooks` checks. User code calls the other methods; :func:`_check_step` checks steps."""
 
 
 def _check_hook(name: str, hook: str, method: Any, contract: Any) -> None:
@@ -372,7 +372,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
     for party in (trainer.datamodule, trainer.lightning_module):
         if party is None or not party._log_hyperparams or not trainer.settings.enable_autolog_hparams:
             continue
-        # "_class_path" is from the command line and no argument; "_instantiator" stays, because loading needs it
+        # leave out "_class_path", which the command line adds; "_instantiator" stays, because loading needs it
         own = {name: value for name, value in party.hparams_initial.items() if name != "_class_path"}
         for name in set(own) & set(params):
             if not _same(own[name], params[name]):

@@ -51,7 +51,7 @@ LAYOUT_VERSION = "2.6.0"
 
 
 RESUME = "DRIVETRAIN_RESUME"
-"""The environment variable with which every fit resumes, even if the program does not pass ``ckpt_path``."""
+"""The environment variable that, if set to "auto", lets every fit resume, even if no ``ckpt_path`` is passed."""
 
 
 def _resumes_always() -> bool:
@@ -120,7 +120,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
             raise CheckpointError(
                 f"{path} is a link to {target}, which does not exist. Pass the path of another checkpoint."
             )
-        likely = closest(path, ["best", "last"]) if path.isalpha() else None  # others look like a file
+        likely = closest(path, ["best", "last"]) if path.isalpha() else None  # other texts look like a file's path
         missing = "Check the path." if path else EMPTY_PATH
         hint = missing if likely is None else f"Did you mean {likely!r}? Write that, or check the path."
         raise NoCheckpointError(f"There is no checkpoint at {path or repr(path)}. {hint} [DT1031]")
@@ -141,7 +141,7 @@ def numbered(folder: str | Path, store: CheckpointIO) -> dict[int, str]:
 
 
 def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = False) -> dict[str, Any]:
-    """Return the state of the run as plain data and tensors; every rank must call it.
+    """Return the state of the run as plain data and tensors; every rank must call this function.
 
     Args:
         trainer: the run.
@@ -170,7 +170,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
     if not weights_only:
         checkpoint[resume_line.ENTRY] = resume_line.circumstances(trainer)
         own = _loop_state(trainer, checkpoint)
-        kept = own.pop("callbacks", {})  # the callbacks' states at an earlier point, if the run will resume there
+        kept = own.pop("callbacks", {})  # the callbacks' states where the run will resume, if that is earlier
         options = own.pop("options", None)
         precision = own.pop("precision", None) or partial(
             strategy.precision_plugin.state_dict, trainer.lightning_module, strategy.optimizers
@@ -231,8 +231,8 @@ def _check_set_up(trainer: Trainer) -> None:
 
 
 def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of the loop. After an exception this is the state at the start of the window, and the function
-    sets the counters and buffers in ``checkpoint`` back to that point.
+    """Return the state of the loop. After an exception this is the state before the first batch of the interrupted
+    optimizer step, and the function sets the counters and buffers in ``checkpoint`` back to that point.
     """
     run = trainer.current_run
     if run is None and (ranks := trainer.ranks_of_job):  # the states that the ranks of the last job returned
@@ -272,7 +272,7 @@ def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
 
 
 def check_at_start(trainer: Trainer) -> None:
-    """Call :func:`check_storable` at the start of a fit. If no callback will save, its error becomes a warning.
+    """Check at the start of a fit that its state can be stored. If no callback will save, only warn.
 
     Raises:
         CheckpointError: a state cannot be stored, and a callback will save it.
@@ -294,7 +294,7 @@ def check_at_start(trainer: Trainer) -> None:
 
 
 def _state_now(owner: Any) -> Any:
-    """Return the state of ``owner``; ``None`` if its ``state_dict`` raises, which may be right before training."""
+    """Return the state of ``owner``; ``None`` if its ``state_dict`` raises, which is allowed before training starts."""
     try:
         return owner.state_dict()
     except Exception:
@@ -302,8 +302,8 @@ def _state_now(owner: Any) -> Any:
 
 
 def decode_checkpoint(checkpoint: Any) -> dict[str, Any]:
-    """Return a checkpoint from a store with the values decoded to what they were before :func:`dump` encoded them. The
-    hyperparameters stay encoded, because a run does not use them.
+    """Return a checkpoint that a store has read, with the values decoded to what they were before :func:`dump` encoded
+    them. The hyperparameters stay encoded, because a run does not use them.
 
     Raises:
         CheckpointError: the data is not a checkpoint, is damaged, or was written by a newer version.
@@ -366,7 +366,7 @@ def check_layout(checkpoint: Mapping[str, Any]) -> None:
     """Check the types of a checkpoint's entries.
 
     Raises:
-        CheckpointError: an entry has another type; the message names it.
+        CheckpointError: an entry has a wrong type; the message names the entry.
     """
     for key, kinds in _KINDS.items():
         if key in checkpoint:

@@ -1,4 +1,4 @@
-"""Check that all ranks of a job run the same: compare their settings, versions, seeds, models and optimizers."""
+"""Check that all ranks of a job do the same work: compare their settings, versions, seeds, models and optimizers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MAY_DIFFER = {
     "detect_anomaly": "it changes the speed of one rank",
     "model_registry": "only rank 0 writes",
 }
-"""Arguments that may differ between the ranks of a job, with the reason; each run compares all others."""
+"""Arguments that may differ between the ranks of a job, each with the reason. All other arguments are compared."""
 
 
 def compare_start(trainer: Any, fn: TrainerFn, loaders: Loaders, resumes: bool) -> Agreement:
@@ -102,7 +102,7 @@ def _settings(trainer: Any) -> dict[str, str]:
 
 
 def _callbacks(trainer: Any) -> dict[str, str]:
-    """Return, by ``state_key``, the numbers of those callbacks that every rank must have, in their order."""
+    """Return, for each ``state_key`` in the callbacks' order, how many callbacks with this key every rank must have."""
     counts = Counter(f"callback {callback.state_key}" for callback in trainer.callbacks if callback.needs_every_rank)
     return {name: str(count) for name, count in counts.items()}
 

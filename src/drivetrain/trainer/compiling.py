@@ -45,7 +45,7 @@ def check(trainer: Any, model: Any, compiled_by: Any) -> Any:
     """
     own = _COMPILED.get(model)
     if own is not None and compiled_by is own.context:
-        compiled_by = None  # not from the user but from an earlier run; each process creates its own
+        compiled_by = None  # an earlier run has compiled the model; each process creates its own context
     asked = trainer.settings.compile
     options = CompileOptions.of(asked)
     if options is None:
@@ -88,12 +88,12 @@ def _check_compiler(device: torch.device, options: CompileOptions, asked: Any) -
 def compile_whole(trainer: Any, job: Any) -> None:
     """Compile the complete model in place, if the settings ask for it; called in each process, before set-up."""
     options, context, model = CompileOptions.of(trainer.settings.compile), job.compiled_by, job.model
-    # loaded by name, because that module refers to the Trainer
+    # the class is loaded by name, because its module refers to the Trainer
     keep_out_of_graphs(load("drivetrain.module.module:LightningModule"), LightningOptimizer)
     if options is not None:
         _forget_others(model, options)
         if options.blocks is not None:
-            return  # configure_model may create its layers later
+            return  # configure_model may create the layers later
         context = _context(model, options)
     compile_in_place(model, context)  # called in each process for its own copy of the model
     if context.fullgraph:
@@ -110,7 +110,7 @@ def compile_whole(trainer: Any, job: Any) -> None:
 
 
 def compile_blocks(trainer: Any) -> None:
-    """Compile the layers that ``Trainer(compile=...)`` selects, if it selects layers; called after the model's set-up.
+    """Compile the layers, if any, that ``Trainer(compile=...)`` selects; called after the model's set-up.
 
     Raises:
         ConfigurationError: the settings select no layer.

@@ -1,4 +1,4 @@
-"""Run a job in separate processes: send it to them, and restore what they return in the launching process."""
+"""Run a job in separate processes, and give the launching process the results that they return."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> l
         trainer.engine.launch()
     attach(job)
     for logger in trainer.loggers:
-        _ = logger.version  # this decides the version before the processes start, so that all write to one run
+        _ = logger.version  # decided before the processes start, so that all processes write to one run
     outcome = trainer.engine.start(_work, trainer, replace(job, checked=True))
     if not isinstance(outcome, Outcome):
         raise ConfigurationError(

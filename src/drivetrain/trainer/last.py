@@ -48,7 +48,7 @@ def program_of(trainer: Trainer, model: Any, datamodule: Any) -> dict[str, str]:
     """
     script = os.path.realpath(getattr(sys.modules.get("__main__"), "__file__", None) or ".")
     if not files.is_remote(trainer.default_root_dir):
-        with contextlib.suppress(ValueError):  # the folder is on another drive
+        with contextlib.suppress(ValueError):  # raised if the folder is on another drive
             # relative, because the script and the folder may be moved together
             script = os.path.relpath(script, os.path.realpath(trainer.default_root_dir))
     classes = [f"{type(each).__module__}.{type(each).__qualname__}" for each in (model, datamodule)]
@@ -72,7 +72,7 @@ def _plain(value: Any) -> Any:
 
 
 def _arguments(words: list[str]) -> Iterator[str]:
-    """Yield the arguments of a command that belong to its configuration."""
+    """Yield those arguments of a command that belong to the program's configuration."""
     skips = False
     for word in words:
         name, equals, _ = word.partition("=")
@@ -148,7 +148,7 @@ def newest_of_fit(trainer: Trainer) -> str | None:
 
 
 def _in_folders_of_runs(trainer: Trainer) -> set[str]:
-    """Return the files in the folders of this program's runs, and of other runs that share a logger."""
+    """Return the files in the folders of this program's runs, and of other runs that were logged to the same place."""
     callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io
     folders = {(os.path.join(trainer.default_root_dir, "checkpoints"), ".ckpt")}
     for callback in callbacks:
@@ -193,7 +193,7 @@ class _Found:
         )
 
     def is_own(self, path: str, others: set[str]) -> bool:
-        """Whether this program with this configuration has saved ``path``, or may have, if the file is incomplete."""
+        """Whether this program with this configuration has saved ``path``; for an unreadable file, whether it may."""
         entry = self.entry(path)
         if entry is None:  # the file has no readable entry: decide by the files beside it
             folder = os.path.dirname(path)
@@ -203,7 +203,7 @@ class _Found:
         saved_by = self._saved_by(entry)
         if saved_by == self._program:
             return True
-        # a hint only for the same fit, not for other fits of the program such as the next fold of a cross-validation
+        # a file of another fit of the program, such as another fold of a cross-validation, is not worth a hint
         if not saved_by or all(saved_by.get(key) == self._program.get(key) for key in ("name", "fit")):
             self.configured.append(path)
         return False
@@ -243,7 +243,7 @@ class _Found:
             checkpoint = entries(path) if os.path.isdir(path) and reads_files(store) else store.load_checkpoint(path)
         except Exception as error:
             if store.is_complete(path):
-                return True  # it is not plain data, but the fit may allow unpickling
+                return True  # the file is not plain data, but the fit may allow unpickling
             self.broken.append(f"{path} cannot be read ({shown_error(error)})")
             return False
         why = _why_not_resumed(trainer, checkpoint, path) if self._fitting else ""

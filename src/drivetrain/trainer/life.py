@@ -85,7 +85,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     )  # fmt: skip
     if not job.checked:
         attach.check_loaders(model, loaders, fn, validates=trainer.limits.val_batches != 0)
-    if fn is TrainerFn.FITTING:  # remove the decision that an earlier fit added when it bound its step
+    if fn is TrainerFn.FITTING:  # an earlier fit has added the decision "step"
         decisions = tuple(each for each in trainer.plan.decisions if each.what != "step")
         trainer.engine.plan = replace(trainer.plan, decisions=decisions)
     if fn is TrainerFn.FITTING and not job.checked and (plan := str(trainer.plan)) not in _PLANS_SHOWN:
@@ -95,7 +95,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
 
 
 def join_book(book: Logbook, strategy: Strategy) -> None:
-    """Let ``book`` exchange logged values through ``strategy``, using its ``reduce`` if the user overrides that."""
+    """Let ``book`` exchange logged values through ``strategy``, or its ``reduce`` if the user overrides this method."""
     book.join(strategy.root_device, strategy.data, strategy.world, familiar.own_reduce(strategy))
 
 
@@ -170,7 +170,7 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, agreed: Agreement) -> 
         trainer: the Trainer.
         job: the job of the run.
         vote: returns the context for a phase of the set-up, at whose end the ranks report whether they have failed.
-        agreed: whether all ranks have the same loggers, and whether a hook may change the model of one of them.
+        agreed: whether all ranks have the same loggers, and whether a hook may change one rank's model.
 
     Returns:
         The checkpoint of the job, if it has one.
@@ -259,8 +259,8 @@ def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options
     strategy = trainer.strategy
     with trainer.profiler.profile("save_checkpoint"), trainer.progress.storing():
         if strategy.world.store is not None:
-            # This barrier raises if a rank does not call save. In the collectives of the save, the other ranks would
-            # wait for it until torch's timeout.
+            # This barrier raises if a rank does not call save. Without it, the other ranks would wait for that rank in
+            # the collectives of the save, until torch's timeout.
             strategy.world.barrier("trainer.save_checkpoint")
         state = checkpoint.dump(trainer, weights_only, allow_pickle)
         # after a run, wait here; during a run, the end of the run waits for the file
@@ -269,7 +269,7 @@ def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options
         rank_files.save(strategy, state, part, path, storage_options, waits=waits)
         strategy.barrier("save_checkpoint")
     if waits:
-        strategy.checkpoint_io.teardown()  # otherwise, the end of the run would end its background process
+        strategy.checkpoint_io.teardown()  # during a run, the end of the run calls this
 
 
 def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
@@ -330,7 +330,7 @@ def _clean_up(trainer: Trainer) -> None:
 
 def _attempt(fn: Callable[..., Any], *args: Any) -> None:
     """Call ``fn`` while another exception is handled. An exception of ``fn`` becomes a warning, because it must neither
-    hide the first one nor stop the clean-up.
+    hide the handled exception nor stop the clean-up.
     """
     try:
         fn(*args)

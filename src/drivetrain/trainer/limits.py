@@ -1,4 +1,4 @@
-"""The Trainer's arguments as properties: user code can change limits during a run, the others are read-only."""
+"""The Trainer's arguments as properties: user code can change limits during a run; other arguments are read-only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _limit(name: str, doc: str, read_as: Callable[[Any], Any] | None = None) -> 
 
     Args:
         name: the name of the property and of the Trainer's argument, whose rules also apply to written values.
-        doc: its docstring.
+        doc: the property's docstring.
         read_as: converts the field's value to the property's; by default they are equal.
     """
     field, kept = ARGUMENTS[name]
@@ -111,9 +111,10 @@ class LimitsView:
 
     @property
     def val_check_batch(self) -> float | None:
-        """The number of training batches between validations; ``inf``: at the end of an epoch of unknown length.
+        """The number of training batches between validations; ``inf`` if the fit validates at the end of each epoch and
+        the length of an epoch is unknown.
 
-        ``None`` if ``val_check_interval`` is a duration, or a fraction while the number of batches is unknown.
+        ``None`` if ``val_check_interval`` is a duration, or a fraction and the loader does not exist yet.
         """
         if self.limits.val_check_seconds is not None:
             return None
@@ -133,7 +134,7 @@ class LimitsView:
 
     @property
     def accumulate_grad_batches(self) -> int:
-        """Batches of one optimizer step; a change takes effect at the next window."""
+        """Batches of one optimizer step; a change takes effect after the current optimizer step."""
         return self.limits.accumulate
 
     @accumulate_grad_batches.setter
@@ -162,6 +163,6 @@ class LimitsView:
         self._touch()
 
     def _touch(self) -> None:
-        """Make a running loop rebind its step at the next batch."""
+        """Let a running loop use the changed values from the next batch on."""
         if self._run_parts is not None:
             self._run_parts.stale = True

@@ -2,9 +2,9 @@
 saved state.
 
 If N ranks saved and M resume, rank r restores the running means and metric objects of the saved ranks r, r + M, and so
-on. If no such rank saved, rank r begins with empty ones. In an unfinished window, every rank gets the mean of the N
-ranks' gradients, so that the mean over the M ranks is the same. The position in the data counts the samples of all
-ranks together.
+on. If no such rank saved, rank r begins with empty means and metric objects. If the checkpoint was saved between two
+batches of one optimizer step, every rank gets the mean of the N ranks' gradients, because the mean over the M ranks is
+then the same. The position in the data counts the samples of all ranks together.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def saved_by(checkpoint: Mapping[str, Any]) -> int:
 
 
 def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[int]:
-    """Return whose files rank ``rank`` of ``ranks`` reads: those of all ranks that saved if a window is unfinished."""
+    """Return the ranks whose files rank ``rank`` of ``ranks`` reads. These are all ranks that saved the checkpoint, if
+    they saved it between two batches of one optimizer step.
+    """
     count = saved_by(checkpoint)
     if count == ranks:
         return [rank]
@@ -46,7 +48,7 @@ def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[in
 
 
 def why_as_many(checkpoint: Mapping[str, Any], now: int) -> str:
-    """Return why ``now`` ranks cannot resume inside an epoch from a checkpoint of other ranks; "" if they can."""
+    """Return why ``now`` ranks cannot resume inside an epoch from a checkpoint of more or fewer; "" if they can."""
     restart = _common(checkpoint)
     data, ranks = restart.get("data"), saved_by(checkpoint)
     if not isinstance(data, Mapping) or "given" not in data:
@@ -78,8 +80,8 @@ def of_this_rank(trainer: Any, checkpoint: Mapping[str, Any], inside: bool) -> M
         inside: whether the checkpoint was saved inside an epoch.
 
     Raises:
-        CheckpointError: a different number of ranks saved the checkpoint, and only that number can resume at its
-            position; or a part is damaged.
+        CheckpointError: a part is damaged; or a different number of ranks saved the checkpoint, and only that number of
+            ranks can resume at the checkpoint's position.
     """
     ranks = checkpoint.get("ranks", [checkpoint])
     if len(ranks) == trainer.world_size:
@@ -104,7 +106,7 @@ def _not_one_order(trainer: Any) -> str:
 
 
 def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks: int, inside: bool) -> State:
-    """Return the state from which rank ``rank`` of ``ranks`` resumes: its random state ``rng`` and ``restart``."""
+    """Return the state from which rank ``rank`` of ``ranks`` resumes: a random state, and the entry ``restart``."""
     common, count = _common(checkpoint), saved_by(checkpoint)
     parts = [expect(each, Mapping) for each in checkpoint.get("ranks", [checkpoint])]
     kept = ("loaders", "callback_metrics", "agreed_steps")  # these entries are equal on all ranks
@@ -117,7 +119,7 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
         own_data = found[0].get("data") if found else None
         restart["data"] = _position(common["data"], own_data)
         restart["logged"] = [state for each in found for state in each.get("logged", [])] or [
-            # whether a value with sync_dist waits for a flush must be equal on all ranks
+            # ``fresh`` stays with sync_dist, because all ranks must agree which of these values to flush
             {
                 **state,
                 "total": None,
@@ -144,10 +146,10 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
 
 
 def _position(data: Mapping[str, Any], own: Any) -> State:
-    """Return the position of rank 0, whose random state orders the samples of all ranks, for another rank."""
+    """Return a rank's position: rank 0's position, which orders the samples of all ranks, with the rank's own "rng"."""
     position = {key: value for key, value in data.items() if not key.startswith("workers")}
     if "loader" in position and samples_of_all_ranks(position) is None:
-        position["loader"] = None  # this is the state of one rank's loader alone
+        position["loader"] = None  # this state describes only rank 0's part of the data
     if isinstance(own, Mapping) and "rng" in own:
         position["rng"] = own["rng"]
     return position
@@ -180,7 +182,7 @@ def _tell(common: Mapping[str, Any], count: int, ranks: int, lost: Sequence[str]
 
 
 def _window(parts: Sequence[Mapping[str, Any]], count: int, module: nn.Module, ranks: int) -> State:
-    """Return the unfinished window with which each of ``ranks`` ranks resumes: its state, and complete gradients.
+    """Return the unfinished optimizer step with which each of ``ranks`` ranks resumes: counters and complete gradients.
 
     If losses have weights, the gradients are those of the weighted mean loss over all ranks' finished batches, and the
     sum of the weights is divided equally among the new ranks.

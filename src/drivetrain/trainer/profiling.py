@@ -34,7 +34,7 @@ def profiler_of(given: Any) -> Profiler:
 
 
 def begin(trainer: Any, stage: str) -> None:
-    """Set up the profiler for a run, before the hooks and steps are bound."""
+    """Set up the profiler for a run, before the run looks up the hooks and steps."""
     profiler = trainer.profiler
     profiler.setup(
         stage=stage, local_rank=trainer.local_rank if trainer.world_size > 1 else None, log_dir=trainer.log_dir

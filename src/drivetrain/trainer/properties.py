@@ -67,7 +67,7 @@ def familiar_property(name: str) -> Any:
 
 
 class Familiar:
-    """A property whose code (:func:`familiar_property`) is imported when it is read or written."""
+    """A property that imports its code (:func:`familiar_property`) only when a program reads or writes the property."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -97,9 +97,9 @@ class TrainerView(LimitsView, RankFacts):
     _ckpt_path: str | None = None
     _set_ckpt_path: str | Path | None = None
     _time_spent: TimeSpent | None = None
-    _sampler: Sampler | None = None  # that of the running fit
+    _sampler: Sampler | None = None  # measures the time of the running fit
     _launch: str = ""  # in the record of a run, identifies the processes that were started for the fit
-    _saved_at_stop: Sequence[str] = ()  # checkpoints of the last fit that were saved because it was asked to end
+    _saved_at_stop: Sequence[str] = ()  # checkpoints that the last fit saved because it was asked to end
 
     fit_loop: Any = Familiar()
     validate_loop: Any = Familiar()
@@ -155,7 +155,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """The optimizers of the current fit; if you assign others in a batch, they are used from the next batch on."""
+        """The optimizers of the current fit. Optimizers that you assign in a batch are used from the next batch on."""
         waiting = None if self._run_parts is None else self._run_parts.optimizers.waiting
         return self.strategy.optimizers if waiting is None else waiting
 
@@ -226,7 +226,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def logger(self) -> Logger | None:
-        """The first logger; setting it replaces all of them."""
+        """The first logger; setting this property replaces all loggers."""
         return self.loggers[0] if self.loggers else None
 
     @logger.setter
@@ -274,7 +274,7 @@ class TrainerView(LimitsView, RankFacts):
     @property
     def goodput(self) -> float | None:
         """The share of the wall time of all runs that was spent in training steps whose work was kept, from 0 to 1;
-        ``None`` without a :class:`drivetrain.callbacks.GoodputMonitor`, or before it has a ledger.
+        ``None`` without a :class:`drivetrain.callbacks.GoodputMonitor`, or before this callback has recorded any time.
         """
         monitor = next(iter(self._callbacks_like("GoodputMonitor")), None)
         report = None if monitor is None else monitor.report(self)
@@ -282,10 +282,9 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def time_spent(self) -> TimeSpent | None:
-        """How the running fit has spent its wall time, and why it was slow; without a running fit, this is about the
-        last one. ``None`` before the first fit, and with ``barebones=True``. Each rank has its own; rank 0's also
-        compares the ranks. The processes of a strategy such as "ddp_fork" return this and :attr:`history` only if all
-        of them finish.
+        """How the running fit, or else the last fit, has spent its wall time, and why it was slow. ``None`` before the
+        first fit, and with ``barebones=True``. Each rank reports its own time; rank 0 also compares the ranks. The
+        processes of a strategy such as "ddp_fork" return this and :attr:`history` only if all of them finish.
         """
         return self._time_spent if self._sampler is None else self._sampler.time_spent()
 
@@ -381,7 +380,7 @@ class TrainerView(LimitsView, RankFacts):
         """The number of training batches in an epoch; ``inf`` if it is unknown, for example before the set-up of a fit.
 
         During set-up, for example in ``configure_optimizers``, reading it creates the training loader if there is none
-        yet. If the ranks' loaders may differ in length, all ranks must read it, because they exchange the lengths.
+        yet. If the ranks' loaders may differ in length, all ranks must read this property: they exchange the lengths.
         """
         run, progress = self._run_parts, self.progress
         count = progress.num_training_batches
@@ -448,8 +447,8 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """The number of optimizer steps of the complete fit; ``inf`` without a limit, and before the first run, which
-        brings the training loader.
+        """The number of optimizer steps of the complete fit; ``inf`` if neither epochs nor steps are limited, and
+        before the first run, because the training loader is then unknown.
 
         Reading it creates the training loader if there is none yet. If the ranks' loaders may differ in length, all
         ranks must read it. In an evaluation after a fit, it is the number of steps of that fit.

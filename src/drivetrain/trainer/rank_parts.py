@@ -1,8 +1,8 @@
 """The state of each rank in a checkpoint: collect it for the rank files beside the checkpoint, and read them.
 
 With several processes, the main file contains the shared state and rank 0's own part. Each rank's own part contains the
-random state ``rng``, the strategy's ``rank_state``, and most of ``restart``: an open window and its gradients, the
-running metrics, and the states of the loaders and their workers.
+random state ``rng``, the strategy's ``rank_state``, and most of ``restart``: the gradients of an optimizer step that
+has more batches to come, the running metrics, and the states of the loaders and their workers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Trainer = Any  # not imported: the class's module imports this file
 
 _OWN = ("rng", "restart", "rank_state")
 _OF_THE_WINDOW = frozenset({"callbacks", "buffers", "precision", "rank_state"})
-# Keys of ``restart`` that are equal on every rank.
+# Keys of a checkpoint's entry ``restart``; their values are equal on every rank.
 _SHARED = frozenset({"samples", "data_ranks", "divided_from", "exact", "settled", "cut_off", "ahead", "loaders"})
 
 
@@ -68,8 +68,8 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
     """Return a list with one part for each rank that has saved; parts that this rank does not need are empty. Every
     rank must call this.
 
-    If a file is missing or damaged and the run can do without it, its part is replaced by rank 0's part with this
-    process's present random state. If a different number of ranks resumes, the part is empty instead.
+    If a rank's file is missing or damaged and the run can do without this file, the rank's part is a copy of rank 0's
+    part with this process's present random state. If a different number of ranks resumes, the part is empty instead.
 
     Args:
         trainer: the Trainer of the run that resumes.
@@ -78,8 +78,8 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
         weights_only: the Trainer's argument.
 
     Raises:
-        CheckpointError: a rank's file is missing or damaged, and the checkpoint was saved inside an epoch or a window;
-            raised on every rank.
+        CheckpointError: a rank's file is missing or damaged, and :func:`is_inside` is true for the checkpoint; raised
+            on every rank.
     """
     strategy, listed = trainer.strategy, checkpoint["rank_files"]
     parts: list[State] = [{} for _ in range(rank_files.saved_by(listed))]
@@ -142,7 +142,7 @@ def _has_loader_state(position: Any) -> bool:
 
 
 def is_inside(checkpoint: Mapping[str, Any]) -> bool:
-    """Return whether the checkpoint was saved inside an epoch or a window."""
+    """Return whether the checkpoint was saved inside an epoch, or between two batches of one optimizer step."""
     saved = checkpoint.get("loops", {}).get("drivetrain") or {}
     in_epoch = bool(saved.get("batches_done")) and not saved.get("epoch_ending")
     return in_epoch or "window" in checkpoint.get("restart", {})

@@ -20,7 +20,7 @@ _SETTINGS = (
     "reload_dataloaders_every_n_epochs", "deterministic", "compile", "cuda_graphs", "optimizer_kernels",
     "sample_seeds",
 )  # fmt: skip
-"""The Trainer's arguments that may change the numbers of training. Its length is left out, because it may differ."""
+"""The Trainer's arguments that may change the numbers of training, without those that limit the length of the fit."""
 
 
 def circumstances(trainer: Any) -> dict[str, str]:
@@ -54,7 +54,7 @@ def tell(trainer: Any, checkpoint: Mapping[str, Any], path: str, done: str) -> N
         done: how much of the epoch all ranks together have done, such as "30 samples"; "" if it is unknown.
     """
     progress, then = trainer.progress, checkpoint.get(ENTRY, {})
-    inside = " (counted from 0)"  # said, because a progress bar counts epochs from 1
+    inside = " (counted from 0)"  # in the message, because a progress bar counts epochs from 1
     if progress.batches_done and not progress.epoch_ending:
         inside = f", after batch {progress.batches_done - 1} (counted from 0{done and f'; {done}'})"
     if not isinstance(then, Mapping):

@@ -26,9 +26,9 @@ def shown(
     several: bool,
     explain: Callable[[BaseException], Exception | None] = lambda error: None,
 ) -> Iterator[None]:
-    """Context in which the launching process can read the position of the loops; at its end, it reports an exception.
+    """Context in which the launching process can read the position of the loops. An exception in it is reported.
 
-    If ``explain`` returns an exception, that one is reported and raised in place of the original.
+    If ``explain`` returns an exception, that exception is reported and raised in place of the original.
 
     Args:
         progress: the progress of the run.
@@ -48,7 +48,7 @@ def shown(
     try:
         yield
     except BaseException as error:
-        sheet = own_sheet()  # watch() may have created the sheet inside the context
+        sheet = own_sheet()  # watch() may have created the sheet since the context began
         explained = explain(error)
         said = explained or error
         failing.report(said, sheet, lambda failed: summary(failed, progress))
@@ -63,7 +63,7 @@ def shown(
         shown_in = progress.slot
         if shown_in is not own:
             own[:] = shown_in[: len(own)]
-            if len(shown_in) > len(own):  # the slot is on a sheet that another process reads
+            if len(shown_in) > len(own):  # another process reads this slot
                 shown_in[STALL] = 0
             progress.show_in(own)
 
@@ -100,7 +100,7 @@ def saving() -> Iterator[None]:
 
 
 def summary(error: BaseException, progress: Progress, during: str = "") -> str:
-    """Return a text for the other ranks: the rank that has failed, its phase, the exception, and the line of user code.
+    """Return a text for the other ranks: which rank has failed, doing what, the exception, and the line of user code.
 
     Args:
         error: the exception.

@@ -58,7 +58,7 @@ def _save(trainer: Trainer, reason: str) -> None:
             rank_zero_warn(f"The fit ends by {reason}, and could not save {path}: {error}")
             return
         trainer._saved_at_stop.append(path)
-    if path or reason != TIME_LIMIT:  # at a time limit, the Timer has logged the reason
+    if path or reason != TIME_LIMIT:  # otherwise the Timer has logged the reason
         how = f"To continue: {trainer._resumed_by}, or DRIVETRAIN_RESUME=auto in the environment."
         rank_zero_info(f"The fit ends by {reason}." + (f" Saved {path}. {how}" if path else ""))
 

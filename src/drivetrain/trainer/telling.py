@@ -56,8 +56,8 @@ def tell(trainer: Any, method: str, *args: Any, begins: bool = False, **named: A
         trainer: the Trainer with the loggers.
         method: the name of the method.
         args, named: the arguments of ``method``.
-        begins: whether the run is being set up. A ConfigurationError is then raised, because its message says what to
-            correct.
+        begins: whether the run is being set up. If so, a logger's ConfigurationError does end the run, because its
+            message says what to correct.
     """
     for logger in trainer.loggers:
         tell_one(trainer, logger, method, *args, begins=begins, **named)
@@ -102,7 +102,8 @@ def _keyed(trainer: Any) -> list[tuple[str, Any]]:
 def continue_numbered_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, path: str) -> None:
     """Let loggers that number their runs continue the runs in which the checkpoint at ``path`` was saved.
 
-    This checkpoint is the newest of the program. ``checkpoint``: its entries; ``None`` if they cannot be read yet.
+    This file is the program's newest checkpoint, and ``checkpoint`` has the file's entries; ``None`` if the entries
+    cannot be read yet.
     """
     states = {} if checkpoint is None else checkpoint.get("loggers", {})
     for key, logger in _keyed(trainer):
@@ -111,8 +112,8 @@ def continue_numbered_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, p
 
 
 def continue_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, same_loggers: bool) -> None:
-    """Let the loggers of a fit continue the logged runs named in ``checkpoint``, or begin new ones; all ranks call
-    this.
+    """Let the loggers of a fit continue the logged runs named in ``checkpoint``, or begin new runs. All ranks call this
+    function.
 
     Args:
         trainer: the Trainer with the loggers.

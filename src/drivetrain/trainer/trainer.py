@@ -188,7 +188,7 @@ class Trainer(TrainerView):
         self._loggers: list[Logger] = attach.loggers_of(self.settings, plan, self.default_root_dir)
         self._profiler, self.predictions = attach.profiler_of(self.settings), Predictions()
         self.engine = Engine(plan=plan, check_collectives=self.settings.check_collectives)
-        self.engine.stall_timeout_s = None  # a Trainer lets a process watch each run, not the complete program
+        self.engine.stall_timeout_s = None  # the Trainer itself lets a process watch each run
         self.engine.launcher.stop_timeout_s = self.settings.stop_timeout_s
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self._failed_loggers, self.ranks_of_job = list[Any](), list[dict[str, Any]]()  # see Outcome.ranks
@@ -291,7 +291,7 @@ class Trainer(TrainerView):
             model: the module that predicts; ``None``: the model of the last run, with its best checkpoint.
             dataloaders: the loader or a list of loaders; ``None``: the datamodule's, or else the model's.
             datamodule: the source of the data, instead of loaders.
-            return_predictions: whether to keep the predictions. A callback that writes them needs no kept ones.
+            return_predictions: whether to keep the predictions. Pass False if a callback writes them to files.
             ckpt_path, weights_only: as in :meth:`validate`.
 
         Returns:
@@ -320,7 +320,7 @@ class Trainer(TrainerView):
             weights_only: leave out everything that is only needed to resume.
             storage_options: passed to the CheckpointIO.
             allow_pickle: store any object by pickling it. Loading the file then needs ``weights_only=False``, which
-                lets it run code.
+                allows code in the file to run.
 
         Raises:
             ConfigurationError: there is no model, because no run has begun.
@@ -374,7 +374,7 @@ class Trainer(TrainerView):
     ) -> jobs.Job:
         """Check the arguments of an entry point and return the job; nothing is built.
 
-        Without a ``model``, an evaluation uses that of the last run, with its best checkpoint.
+        Without a ``model``, an evaluation uses the model of the last run, with its best checkpoint.
         """
         if unknown:
             raise overlooked.unknown_of(fn, unknown, list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:])
@@ -420,7 +420,7 @@ class Trainer(TrainerView):
 
         results: list[Any] = []
         again: jobs.Job | None = None
-        with stop.sigterm_raises(self.engine.launcher.is_external):  # also while an exception is handled
+        with stop.sigterm_raises(self.engine.launcher.is_external):  # SIGTERM raises in the except clauses, too
             try:
                 if not self.engine.launcher.is_external:
                     results = jobs.run_elsewhere(self, job, functools.partial(life.connect, self))
@@ -441,7 +441,7 @@ class Trainer(TrainerView):
             except KeyboardInterrupt as interrupt:
                 rank_zero_info("Interrupted: cleaning up.")
                 life.abort(self, interrupt)
-                if in_notebook():  # which shows each frame with ten lines of its source
+                if in_notebook():  # a notebook shows ten lines of source for each frame
                     raise interrupt.with_traceback(None) from None
                 raise SystemExit(128 + signal.SIGINT) from interrupt
             except BaseException as error:
@@ -461,7 +461,7 @@ class Trainer(TrainerView):
         def __getattr__(self, name):
             if (cure := instead_of("trainer", name)) is not None:
                 raise MissingAttributeError(f"A Trainer has no attribute {name!r}. {cure}")
-            return object.__getattribute__(self, name)  # raises again, with Python's or the property's own message
+            return object.__getattribute__(self, name)  # raises the original AttributeError again
 
     def __setattr__(self, name: str, value: Any) -> None:
         # After the constructor, a new attribute may be a misspelt name; the loops set none in a step.

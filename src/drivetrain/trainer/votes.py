@@ -16,7 +16,7 @@ from drivetrain.trainer.shown import summary
 
 PREPARE_DATA = "prepare_data"
 
-# seconds between two checks of the store; the pause grows from the first to the last
+# seconds between two checks of the store, at first and at most
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.25
 _PATIENCE_S = 5.0  # a rank polls the store this long, then waits in a collective, which ends if a rank dies
 _ALL = "all ranks have come through"

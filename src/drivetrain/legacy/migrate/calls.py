@@ -110,7 +110,7 @@ def _rewrite_object(bindings: Bindings, node: ast.Call, today: Today) -> None:
 
 
 def _accepted(today: Today, given: dict[Any, ast.keyword]) -> dict[Any, Any]:
-    """Return those of the ``given`` arguments that drivetrain's ``today`` accepts; all if its signature is unknown."""
+    """Return the ``given`` arguments that the function or class ``today`` accepts; all if its signature is unknown."""
     try:
         return taken(getattr(importlib.import_module(today.home), today.name), given)
     except (AttributeError, TypeError, ValueError):

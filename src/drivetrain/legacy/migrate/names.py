@@ -75,13 +75,13 @@ class Names:
             ]
             first = next(iter(found), self._elsewhere(module, name))
             if first is not None and first.is_legacy and not isinstance(_value(first), type):
-                first = next((each for each in found if not each.is_legacy), first)  # no class: a function or a flag
+                first = next((each for each in found if not each.is_legacy), first)  # not a class
             self._found[module, name] = first
         return self._found[module, name]
 
     def _elsewhere(self, module: str, name: str) -> Today | None:
-        """Return the class of this name in the latest generation, if ``module`` is in no table: classes move between
-        modules.
+        """If no generation has ``module``, return the class of this name in any module of the latest generation:
+        classes move between modules.
         """
         if self.is_module(module) or not name[:1].isupper() or not self.belongs(module):
             return None

@@ -97,7 +97,7 @@ class Source:
         self._edits.append(_Edit(start, end, pieces))
 
     def insert_before(self, statement: ast.stmt, lines: Sequence[str]) -> None:
-        """Insert statements before another, each on its own line if possible."""
+        """Insert statements before ``statement``, each on a line of its own if possible."""
         start = self.span(statement)[0]
         indent = self.text[self.starts[statement.lineno - 1] : start]
         between = f"{self.newline}{indent}" if not indent.strip() else "; "

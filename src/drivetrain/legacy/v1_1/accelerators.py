@@ -46,8 +46,8 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
     """An accelerator of Lightning 1.1: a subclass may override any method, and call ``super()`` in it.
 
     A subclass's constructor may require ``trainer``, and a program may omit it, because the Trainer that gets the
-    accelerator sets ``accelerator.trainer``. An override of ``setup`` may omit the parameter ``model``, and one of the
-    three steps ``args``.
+    accelerator sets ``accelerator.trainer``. An override of ``setup`` may omit the parameter ``model``, and an
+    override of one of the three steps may omit ``args``.
 
     Args:
         trainer: stored as an attribute.
@@ -246,10 +246,10 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
     block_ddp_plugin_sync_behaviour = calls("block_backward_sync")
     """Return a context in which backward passes do not exchange gradients with other processes."""
     optimizer_state = calls("ddp_plugin.optimizer_state")
-    """``optimizer_state(optimizer)``: return the complete state; every rank must call it."""
+    """``optimizer_state(optimizer)``: return the complete state; every rank must call this method."""
 
     def on_train_epoch_end(self, outputs: Any = None) -> None:
-        """Called after a training epoch, when the hooks of this name of the callbacks and the module have run."""
+        """Called after a training epoch, after ``on_train_epoch_end`` of the callbacks and of the module."""
 
     def on_train_end(self) -> None:
         """Called after training."""

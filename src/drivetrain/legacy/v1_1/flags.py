@@ -93,7 +93,7 @@ def _devices(flags: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if "devices" in flags:
         return "auto", {"devices": flags["devices"]}
     processes = flags["num_processes"]
-    return "cpu", {} if processes == 1 else {"devices": processes}  # with 1, as many as the cluster starts, or one
+    return "cpu", {} if processes == 1 else {"devices": processes}  # 1 may also mean the cluster's number
 
 
 def _class_of(given: Any, hardware: str, several: bool) -> type[Accelerator]:

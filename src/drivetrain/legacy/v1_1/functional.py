@@ -1,4 +1,4 @@
-"""Functions of ``pytorch_lightning.metrics.functional``, which need no argument ``task`` as torchmetrics' do."""
+"""Functions of ``pytorch_lightning.metrics.functional``; unlike those of torchmetrics, they need no ``task``."""
 
 from __future__ import annotations
 

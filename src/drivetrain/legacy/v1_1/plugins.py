@@ -44,7 +44,7 @@ class DDPPlugin(OfAccelerator):
         """Called when the optimizers and the process group exist."""
 
     optimizer_state = calls("strategy.usual.optimizer_state")
-    """``optimizer_state(optimizer)``: return the complete state; every rank must call it."""
+    """``optimizer_state(optimizer)``: return the complete state; every rank must call this method."""
 
 
 class DDPShardedPlugin(DDPPlugin):

@@ -59,7 +59,7 @@ class Result(dict[str, Any]):
             self.log(name, value, *args, **options)
 
     def logged_by(self, module: Any) -> dict[str, Any]:
-        """Log the marked values with ``module.log``, and return all items as a plain dictionary."""
+        """Call ``module.log`` for each value that :meth:`log` has stored; return all items as a plain dictionary."""
         what = f"{type(module).__name__} returns {type(self).__name__} objects, which"
         warn_deprecated(what, "self.log(name, value), and return the loss", once_for=module)
         for name, options in self._options.items():

@@ -42,8 +42,8 @@ class Plain(nn.Module):
 
 
 def that_runs_steps(wrapped: nn.Module, module: nn.Module, strategy: Any) -> nn.Module:
-    """Return the wrapper ``wrapped``, extended to run the steps of ``module``; if it is ``module``, return a new
-    wrapper.
+    """Return the wrapper ``wrapped``, extended to run the steps of ``module``; if ``wrapped`` is ``module``
+    itself, return a new wrapper.
     """
     if wrapped is module:
         wrapped = Plain(module)

@@ -19,7 +19,7 @@ from drivetrain.legacy.v1_3.module import Callback
 class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
     """drivetrain's ModelCheckpoint, which also accepts ``every_n_val_epochs`` and ``period``.
 
-    Without ``monitor``, the callback monitors "val_loss", from its first save after "val_loss" was logged.
+    Without ``monitor``, the callback monitors "val_loss", from the first save after this name was logged.
 
     Args:
         save_top_k: the number of checkpoints to keep; ``None``: one.
@@ -53,7 +53,7 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
         )  # fmt: skip
         self._key = super().state_key
 
-    state_key = reads("_key")  # has the constructor's ``monitor``, also if another name is monitored later
+    state_key = reads("_key")  # with the constructor's ``monitor``, even if load_state_dict sets another
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.monitor = self.monitor or state_dict.get("monitor")

@@ -243,13 +243,13 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
         return self.precision_plugin.clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
 
     def on_train_start(self) -> None:
-        """Called when the hooks of this name of the callbacks and the module have run; the next two methods, too."""
+        """Called before training, after ``on_train_start`` of the callbacks and of the module."""
 
     def on_train_epoch_end(self, outputs: Any = None) -> None:
-        """Called after a training epoch; an override may omit ``outputs``, which is ``None``."""
+        """Called after ``on_train_epoch_end`` of callbacks and module; an override may omit ``outputs`` (``None``)."""
 
     def on_train_end(self) -> None:
-        """Called after training."""
+        """Called after training, after ``on_train_end`` of the callbacks and of the module."""
 
 
 class CPUAccelerator(Accelerator):

@@ -9,10 +9,10 @@ from typing import Any
 
 
 class Default:
-    """A hook that does nothing, whatever its arguments. drivetrain's Trainer takes this hook for its own default.
+    """A hook that does nothing, whatever its arguments. A Trainer treats it like the hook of drivetrain's base class.
 
     Args:
-        today: drivetrain's base class, whose method of this name, if there is one, the hook stands for.
+        today: drivetrain's base class. If it has a method of this name, the hook stands for this method.
         name: the hook.
     """
 

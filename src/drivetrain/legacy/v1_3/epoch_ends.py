@@ -40,7 +40,7 @@ class EpochEnds(Callback):
         call_all(trainer, "on_epoch_start")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        # Lightning 1.x counts one step per accumulation window, however many steps the optimizers make in the window
+        # Lightning 1.x counts one step for each accumulation of gradients, however many optimizers step then
         if trainer.validates_last and trainer.current_run.window.batches_done == 0:
             trainer.progress.count_once()
         takes_outputs = getattr(pl_module.on_train_epoch_end, "takes_outputs", False)
@@ -57,7 +57,7 @@ class EpochEnds(Callback):
         vars(pl_module)["_outputs_of_epoch"] = outputs  # for an on_train_epoch_end with the parameter ``outputs``
         outputs = trainer.strategy.epoch_outputs("training_step", outputs)
         _log(pl_module, _call(pl_module, "training_epoch_end", outputs))
-        if not self._in_evaluation:  # otherwise the strategy calls it after the other hooks
+        if not self._in_evaluation:  # otherwise the strategy calls on_epoch_end later
             call_all(trainer, "on_epoch_end")
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:

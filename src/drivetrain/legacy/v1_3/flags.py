@@ -196,7 +196,7 @@ def _backend(given: Any, hardware: type[Accelerator], devices: Mapping[str, Any]
 
 
 def is_one(devices: Any) -> bool:
-    """Whether drivetrain's argument ``devices`` means a single device; "auto" is taken as one."""
+    """Whether drivetrain's argument ``devices`` means a single device; "auto" counts as a single device."""
     return (isinstance(devices, (list, tuple)) and len(devices) == 1) or devices in (1, "1", "auto")
 
 

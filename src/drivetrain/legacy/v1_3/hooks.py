@@ -84,7 +84,7 @@ def _adapted(method: Callable[..., Any], today: list[str], then: list[str]) -> C
 
     @functools.wraps(method)
     def called_today(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if len(args) > len(today):  # a subclass has called it with Lightning 1.3's arguments
+        if len(args) > len(today):  # called by a subclass, with Lightning 1.3's arguments
             return method(self, *args, **kwargs)
         values: dict[str, Any] = {"dataloader_idx": 0, "on_tpu": False, "using_native_amp": False, "using_lbfgs": False}
         module = args[1] if today[:2] == ["trainer", "pl_module"] else self

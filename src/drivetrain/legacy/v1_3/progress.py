@@ -28,8 +28,8 @@ class _Counts(drivetrain.callbacks.ProgressBar):
 
     @property
     def val_batch_idx(self) -> int:
-        """The number of the evaluation's batches so far, including the running one; the next two properties are the
-        same.
+        """The number of the evaluation's batches so far, including the running one. ``test_batch_idx`` and
+        ``predict_batch_idx`` are the same property.
         """
         return self.trainer.progress.eval_batch_idx + 1
 

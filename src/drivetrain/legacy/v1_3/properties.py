@@ -117,7 +117,7 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps so far. Those of a batch count only when the validation after the batch has ended."""
+        """Optimizer steps so far. The steps of a batch count only when the validation after the batch has ended."""
         progress = self.progress
         phase, _, before_step = progress.slot[:3]
         if Phase.FORWARD <= phase <= Phase.OPTIMIZER_STEP:

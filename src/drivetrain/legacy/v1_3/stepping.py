@@ -96,7 +96,7 @@ class Stepped(Adapted):
             module = self.lightning_module
             asks = "optimizer_idx" in inspect.signature(module.training_step).parameters
             by_hand = asks and not module.automatic_optimization and len(self.optimizers) > 1
-            # then the module's step is called only once, for all optimizers
+            # with manual optimization, the module's step is called only once, for all optimizers
             self.further_arguments = {"optimizer_idx": 0} if by_hand else {}
         return self.usual.bind(name)
 
@@ -126,7 +126,7 @@ class Stepped(Adapted):
         step = self._module_step(name)
         if self.driver.steps:
             return step(*args)
-        args = args[: positional_arity(getattr(self.lightning_module, name))]  # of a user's loop
+        args = args[: positional_arity(getattr(self.lightning_module, name))]  # in a user's loop
         if name != "training_step":
             return step(*args)
         with self.usual.accumulating(self.model):  # the gradients are exchanged later, in the backward pass

@@ -96,7 +96,7 @@ class _Once:
         self.stepped = self.parts.optimizer_step(self.optimizer)
 
     def _by_module(self, batch: Any) -> None:
-        """Call the module's ``optimizer_step``; ``optimizer.step(closure=closure)`` in it calls ``take_step`` below."""
+        """Call the module's ``optimizer_step``; ``optimizer.step(closure=closure)`` there calls ``take_step`` below."""
         run = self.strategy.trainer.current_run
         handle = run.optimizers.handles[self.number]
 

@@ -250,7 +250,7 @@ class Trainer(FlaggedTrainer):
 
     def run_job(self, job: Job) -> list[Any]:
         results = super().run_job(job)
-        self.training_type_plugin._results = results  # also in the process that has started the others
+        self.training_type_plugin._results = results  # also in a process that only started the others
         return results
 
 

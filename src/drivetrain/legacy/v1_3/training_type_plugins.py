@@ -203,7 +203,7 @@ class TrainingTypePluginsRegistry:
 
 
 def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
-    """Return ``given`` if it is a plugin; otherwise the plugin, or a plugin for the strategy, of this name.
+    """Return ``given`` if it is a plugin; otherwise the plugin of this name, or a plugin for the strategy of this name.
 
     Raises:
         ConfigurationError: ``given`` is neither a plugin nor a name.
@@ -247,7 +247,7 @@ def _sharded(optimizer: Optimizer) -> Any:
 
 
 def _move_scheduler(scheduler: Any, optimizer: Any) -> None:
-    """Attach ``scheduler`` to ``optimizer``, so that it sets this optimizer's learning rates and sees its steps."""
+    """Attach ``scheduler`` to ``optimizer``, so that it sets the learning rates and sees the steps of ``optimizer``."""
     step = optimizer.step
 
     def watched(*args: Any, **kwargs: Any) -> Any:
