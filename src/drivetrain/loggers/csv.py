@@ -87,7 +87,7 @@ class CSVLogger(FolderLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add ``metrics`` to the table; without a ``step``, it is that of the last row plus one."""
+        """Add ``metrics`` to the table; by default, ``step`` is that of the last row plus one."""
         self._open()
         if self._resumes_at:
             state, self._resumes_at = self._resumes_at, {}
@@ -207,8 +207,8 @@ class CSVLogger(FolderLogger):
         self._columns += [name for name in own if name not in self._columns]
 
     def _take_rows_back(self, rows: int, last: Row) -> None:
-        """Move rows from the table to ``metrics_replaced.csv``, except the first ``rows`` rows and, unless it is empty,
-        the row ``last`` after them. If the table does not have these rows, it is not changed.
+        """Keep the first ``rows`` rows of the table and, unless ``last`` is empty, the row ``last`` after them. Move
+        later rows to ``metrics_replaced.csv``. If the table does not have the rows to keep, it is not changed.
         """
         self._save()
         table = self._table
@@ -252,7 +252,7 @@ class CSVLogger(FolderLogger):
         self._keep_unwritten_rows()
 
     def _keep_unwritten_rows(self) -> None:
-        """Read the table again, and keep only those of this logger's rows in memory that the table does not contain."""
+        """Read the table again; from this logger's rows in memory, drop the values that the table contains."""
         self._read_table()
         if self._row_in_file and self._rows:
             first, written = self._rows[0], self._row_in_file

@@ -187,8 +187,8 @@ def evaluate(
 
     Args:
         run: the run to evaluate.
-        stage: determines which hooks and which step run. A sanity check runs those of validation, and discards the
-            logged values.
+        stage: determines which hooks and which step run. A sanity check runs the hooks and the step of validation, and
+            discards the logged values.
         loaders: the loaders, evaluated in this order, with one pass over each.
         predictions: collects the outputs of the steps.
 
@@ -368,7 +368,7 @@ def bind_eval_step(
     parameters = inspect.signature(fn).parameters
     kinds = [parameter.kind for parameter in parameters.values()]
     by_place = inspect.Parameter.VAR_POSITIONAL in kinds
-    if run.engine.strategy.facts.earlier.step_arguments:  # earlier generations pass the third argument by position
+    if run.engine.strategy.facts.earlier.step_arguments:  # earlier versions of Lightning pass it by position
         by_place = by_place or positional_arity(fn) > 2
     as_third = "dataloader_idx" not in parameters and by_place
     takes_index = "dataloader_idx" in parameters or as_third or inspect.Parameter.VAR_KEYWORD in kinds

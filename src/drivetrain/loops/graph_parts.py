@@ -31,12 +31,11 @@ class CannotRecord(Exception):
 
 
 def signature(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], list[Tensor]]:
-    """Return the batch's signature, which is everything in ``batch`` except the numbers in its tensors, and these
-    tensors. A graph is valid for batches with one signature.
+    """Return the signature of ``batch``, and the tensors in it. The signature is everything in the batch except the
+    numbers in its tensors. A graph is valid for batches with one signature.
 
     Raises:
-        CannotRecord: the batch holds an object that is not plain data, or a tensor that a replay cannot copy its values
-            from.
+        CannotRecord: the batch holds an object that is not plain data, or a tensor whose values a replay cannot copy.
     """
     found: list[Any] = []
     tensors: list[Tensor] = []

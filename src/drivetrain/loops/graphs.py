@@ -5,8 +5,8 @@ with a signature run without a graph, on a side stream. Then the step is recorde
 runs twice from the same state: once without the graph, once as a replay. The graph is kept if all changed, logged and
 returned values of both are equal bit for bit; with "auto", only if the replay is also faster.
 
-A replay runs no Python. Python objects that the step has read are watched (:class:`Watched`), and a change of one of
-them drops all graphs. So this module advances the loop's counters after a replay.
+A replay runs no Python. So this module advances the loop's counters after a replay. It also watches the Python objects
+that the step has read (:class:`Watched`), and drops all graphs when one of these objects has changed.
 
 [Note: the same numbers with and without a graph]
 A run with graphs reads learning rates and step counts from the device in every step, replayed or not, as torch does
@@ -229,7 +229,9 @@ class GraphedSteps:
                 parameter.grad = gradient
 
     def _log(self, calls: Sequence[tuple[Any, ...]], known: _Recorded | None = None) -> None:
-        """Repeat the ``self.log`` calls of a step; with ``known``, its next replay overwrites the logged tensors."""
+        """Repeat the ``self.log`` calls of a step. ``known``: the logged tensors belong to its graph, whose next replay
+        overwrites them.
+        """
         book = self._run.book
         for name, value, options, batch_size in calls:
             entry = None if book.scope is None else book.scope.entries.get(name)

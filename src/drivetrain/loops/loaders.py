@@ -78,7 +78,7 @@ def check_counts(counts: Sequence[float], word: str) -> None:
     loader.
 
     Raises:
-        ConfigurationError: only some ranks have batches; the others could not take part in their collectives.
+        ConfigurationError: only some ranks have batches; those without a batch would not take part in collectives.
     """
     if 0 in counts and any(counts):
         raise ConfigurationError(
@@ -217,7 +217,7 @@ class Loaders:
     ) -> Loaders:
         """Return a copy that has the same sources and has created no loader."""
         other = replace(self, limit=limit, call=call, epoch=epoch)
-        other._nested = self._nested  # the same dictionary, so that :meth:`made` of both returns the newest loaders
+        other._nested = self._nested  # shared, so that :meth:`made` returns the newest loaders for ``other``, too
         return other
 
     def is_passed(self, stage: str) -> bool:
@@ -301,11 +301,11 @@ class Loaders:
         """Divide the rest of the current epoch among the ranks again, from sample ``done`` on, counted over all ranks;
         0: from the epoch's start.
 
-        With one rank, a copy that draws through a :class:`RankBatches` replaces the training loader if ``done`` is not
-        0 or ``shares``.
+        With one rank, the training loader cannot be divided. If ``done`` is not 0, or if ``shares`` is true, a copy of
+        the loader that draws through a :class:`RankBatches` replaces it.
 
         Returns:
-            As how many batches the first ``done`` samples count.
+            The number of batches that the first ``done`` samples count as.
         """
         batches = rank_batches(self.training())
         if batches is None and (done or shares):
@@ -426,7 +426,7 @@ class Loaders:
                 loader = without_shuffle(loader)
             if stage == "predict":
                 loader = with_every_sample(loader)
-            if shares:  # combined loaders advance at different speeds: pad them, so that all ranks' batches are equal
+            if shares:  # combined loaders advance at different speeds, so each needs equal lengths on all ranks
                 loader = familiar.share(strategy, loader, settings.split_batches, pads=several)
             loader = strategy.process_dataloader(loader) if has_last_word else loader
             log_fetching(loader)

@@ -77,8 +77,8 @@ def set_state(metric: Any, saved: State, forget: bool = True) -> None:
 
 
 def merged_states(metric: Any, saved: Sequence[State]) -> tuple[State, list[str]]:
-    """Return the state as of one metric object that has seen the samples of all ``saved`` states; the initial state if
-    ``saved`` is empty.
+    """Return the state that a metric object would have if it had seen the samples of all ``saved`` states; its initial
+    state if ``saved`` is empty.
 
     Returns:
         The state, and the names of its parts that are taken from the first of ``saved`` alone, because the metric

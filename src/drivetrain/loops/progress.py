@@ -270,7 +270,7 @@ class Progress:
     # ---- changes -----------------------------------------------------------------------------------------------------
 
     def begin_run(self, fn: TrainerFn) -> None:
-        """Reset what belongs to the previous run of this Trainer; its numbers of steps and epochs stay."""
+        """Reset what belongs to the previous run of this Trainer, but not the numbers of steps and epochs."""
         self.fn, self.status, self.slot[0], self.resume_phase = fn, TrainerStatus.RUNNING, Phase.SET_UP, None
         self.batch_idx, self.batches_done, self.eval_batch_idx = -1, 0, -1
         self.is_last_batch = self.should_stop = self.flush_due = self.stepped = self.end_began = False
@@ -318,7 +318,7 @@ class Progress:
         self.slot[0], self.resume_phase = Phase.EPOCH_START, None
 
     def resume_at(self, phase: Phase) -> None:
-        """Resume at the phase in which the checkpoint was saved, or at ``phase`` if it has none."""
+        """Resume at ``resume_phase``, the phase in which the checkpoint was saved; if it is ``None``, at ``phase``."""
         self.slot[0] = phase if self.resume_phase is None else self.resume_phase
         self.resume_phase = None
 
@@ -400,7 +400,7 @@ class Progress:
         return {**state, "eval_steps": copied(self.eval_steps)}
 
     def deferred_state_dict(self) -> Callable[[], dict[str, Any]]:
-        """Return a function that returns the :meth:`state_dict` of the time of this call, whenever it is called."""
+        """Return a function that returns the :meth:`state_dict` as it is now, even if the function is called later."""
         values, phase, eval_steps = _FIELDS(self), self.slot[0], self.eval_steps and copied(self.eval_steps)
 
         def state_dict() -> dict[str, Any]:

@@ -101,7 +101,7 @@ class ReplayedWindow:
 
     def keep(self, batch: Any, *others: Any) -> None:
         """Keep what a replay of this batch needs: the batch, the step's other arguments, and the random states, which
-        the fetch of a batch or a validation may have changed since the last one.
+        a validation or the fetch of this batch may have changed since the previous batch.
 
         Tensors are copied, because the step may write into them.
         """
@@ -154,7 +154,7 @@ class ReplayedWindow:
         operation.
         """
         mode = Operations(_place)
-        with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes store their forward's stack
+        with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes store the stack of their forward call
             self._again(mode)
         return mode.found
 
@@ -233,7 +233,9 @@ def _loss_in(output: Any) -> Tensor | None:
 
 
 def _place(frame: Any) -> str:
-    """Return the user's line that called an operation, or whose backward pass did; "" if this package called it."""
+    """Return the user's line that called an operation; in a backward pass, the line that called the forward operation;
+    "" if this package called the operation.
+    """
     if (line := _line(_frames(frame))) is not None:
         return line
     node: Any = torch_private.running_node() if torch_private.running_node else None

@@ -106,18 +106,18 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
     }
     if not deferred:
         state.update(_of_the_loaders(run, state["data"]))
-    if in_batch and _has_stepped(run):  # resuming at this batch would step it twice
+    if in_batch and _has_stepped(run):  # a run that resumed at this batch would step twice
         done = {"batches_done": progress.batch_idx + 1, "stepped_batches": progress.stepped_batches + 1}
         state["progress"] |= {**done, "held": 0, "stepped": True, "flush_due": run.book.copies}
         state["cut_off"] = True
         return state
     if in_batch:
-        state["settled"] = True  # what follows the previous batch was done before this one began
+        state["settled"] = True  # the work after the previous batch was done before this batch began
         if state["data"] is not None and "given" in state["data"]:
             state["data"] = {**state["data"], "given": progress.batches_done}  # a resumed run repeats this batch
             state["samples"] = samples_done(run, state["data"])
             if "loader" not in state["data"]:
-                state["progress"]["is_last_batch"] = False  # the previous batch was not the last
+                state["progress"]["is_last_batch"] = False  # the previous batch was not the epoch's last
     sanity = progress.loop_stage is RunningStage.SANITY_CHECKING
     if sanity or progress.validation == "running":
         state.update(run.kept.before_validation)
@@ -205,7 +205,7 @@ def _saved_progress(run: Run) -> State:
 
 
 def _at_epoch_start(run: Run) -> State:
-    """Return the states at the epoch's start, if its hooks have begun but none of its batches."""
+    """Return the states from the epoch's start if the epoch has begun and none of its batches has; else {}."""
     progress = run.progress
     starts = progress.batch_idx == -1 and not (progress.epoch_ending or progress.between_epochs)
     return run.kept.at_epoch_start if starts else {}

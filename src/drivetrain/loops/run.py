@@ -112,7 +112,7 @@ ARGUMENTS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "inference_mode": ("inference_mode", _same),
     "reload_dataloaders_every_n_epochs": ("reload_every", _same),
 }
-"""By the Trainer's argument, the field of :class:`Limits` that keeps it, and how its value is converted."""
+"""For each argument of the Trainer, the field of :class:`Limits` that keeps it, and how its value is converted."""
 
 
 @dataclass
@@ -275,7 +275,7 @@ class Run:
         return read
 
     def keep(self, rows: list[Row], step: int) -> None:
-        """Called without loggers: add the values that they would get to rank 0's history, which reads them later."""
+        """Called without loggers: store the values that loggers would get in rank 0's history, which reads them later."""
         values = {row.name: row.value for row in rows if row.entry.to_logger}
         if values and self.engine.strategy.is_global_zero:
             self.book.history.add(values, step, self.progress.current_epoch)

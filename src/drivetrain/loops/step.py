@@ -217,7 +217,7 @@ def _closure(
     must_have_loss, shared = requires_closure(handle.optimizer), window.gather is not None
 
     def finish(optimizer: Optimizer) -> None:
-        if not window.batches_with_gradients:  # zeros would not stop momentum and weight decay
+        if not window.batches_with_gradients:  # zeros would let momentum change the parameters
             for parameter in parameters_of(optimizer):
                 parameter.grad = None
         elif before_step is not None:
@@ -232,7 +232,7 @@ def _closure(
         def closure() -> Any:
             nonlocal output, called
             called = True
-            outer = book.enter(training_scope)  # values are logged in the scope of the window's other batches
+            outer = book.enter(training_scope)  # not in the scope of optimizer_step, which calls this closure
             try:
                 with torch.enable_grad():  # the user's optimizer_step may run under no_grad
                     output = forward_backward(batch, batch_idx, position, True, divisor)
@@ -282,7 +282,7 @@ def _manual(run: Run) -> Step:
     strategy, shared = run.engine.strategy, run.engine.strategy.facts.is_distributed
 
     def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        # not 0 until the next step: a checkpoint saved before that must contain the gradients
+        # above 0 until the optimizer steps: a checkpoint saved until then must contain the gradients
         window.batches_with_gradients += 1
         if not shared:
             backward(loss, *args, **kwargs)
@@ -356,7 +356,7 @@ def _attach(
 
         def evaluate() -> Any:
             nonlocal applied, uncounted
-            if applied is not None:  # a repeated evaluation: undo the factor of the first one
+            if applied is not None:  # the optimizer calls this again: undo the factor of its earlier call
                 rescale(optimizer, 1 / applied)
             value = None if closure is None else closure()
             uncounted = bool(graded())

@@ -41,7 +41,7 @@ TIME_LIMIT = "the time limit"
 REQUEUE = "the cluster's signal"
 _SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 _POLL_S = 0.25  # seconds between two checks of the store
-_ANSWERS_EACH = 4  # after this many checks of the store, answer ranks that ask for this rank's position
+_ANSWERS_EACH = 4  # after this many checks of the store, answer ranks that ask where this rank is waiting
 _LOOK_S = 1.0  # seconds between two checks whether a rank on this machine has ended
 _PAUSE_S = 0.01  # seconds between two checks for the numbers of the other ranks
 _NEVER = sys.maxsize  # also stands for a rank that has left its fit, in place of its batch number
@@ -85,8 +85,9 @@ class Stop:
 
     Attributes:
         agreed: whether all ranks are at the end of the agreed batch, so that they can use collectives.
-        answers: for some reasons, a function that all ranks call after the agreed batch instead of saving and ending.
-            Training continues after the function, unless it raises SystemExit.
+        answers: a function for each reason for which the fit is not to end. If the ranks agree on such a reason, all of
+            them call its function after the agreed batch instead of saving and ending. Training continues after the
+            function, unless it raises SystemExit.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Stop:
         """
         if self._size > 1:
             # a second connection, because a blocking request would block this process's other requests
-            with contextlib.suppress(RuntimeError, AttributeError):  # there is no store, or it allows only one
+            with contextlib.suppress(RuntimeError, AttributeError):  # no store, or it cannot be cloned
                 self._store = waiting.store_of_job().clone()
             # without a store to agree through, signals end this rank at once, as without a Trainer
             if self._store is None:
@@ -354,7 +355,7 @@ class Stop:
 
     def _agree(self) -> None:
         """Agree with the other ranks on a batch: see [Note: the batch after which all ranks stop]."""
-        self._run.stop = self  # set before the number is read, so that the loop passes at most one more batch end
+        self._run.stop = self  # set before the number of the batch is read, so that the loop begins at most one more
         self._may_reach = self._run.progress.slot[1] + 1
         self._written.set()
         self._write_number(self._may_reach)

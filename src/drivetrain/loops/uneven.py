@@ -26,8 +26,8 @@ class UnevenInputs:
             batches.
 
     Attributes:
-        draws: whether the loader yields a batch even where this rank's batch does not count; otherwise the rank repeats
-            one.
+        draws: whether the loader itself yields the additional batches, which do not count; otherwise this rank repeats
+            its last batch.
         factor: the factor of the current batch: see :class:`drivetrain.data.samplers.Share`.
         uneven_from: the first batch of the pass whose factor may differ from 1: :meth:`begin` and :meth:`end` need to
             be called only from there on.
@@ -92,7 +92,7 @@ class UnevenInputs:
         self._run.window.factor_here = 1.0
         if self._metrics is not None:
             # A metric that this batch did not update keeps its cached result, as on the other ranks. If only this rank
-            # computed it again, it would wait for the others.
+            # dropped the result, it would compute it again, and wait for the other ranks.
             for metric, state in self._metrics:
                 set_state(metric, state, forget=False)
             self._metrics = None
@@ -111,7 +111,7 @@ class UnevenInputs:
 
 
 class PaddedBatches:
-    """Yields ``(batch, is_last)`` as often on each rank as on the rank with most batches; others repeat their last one.
+    """Yields ``(batch, is_last)`` equally often on all ranks: a rank with fewer batches repeats its last batch.
 
     Each rank's number of batches is known, so the ranks do not communicate and nothing is fetched ahead.
 

@@ -40,7 +40,7 @@ class Window:
         batches_with_gradients: the number of batches that have produced gradients. last_counted: the position of the
             last of them in the window, from 1.
         reference: the largest weight so far; ``None`` while losses have no weights. Losses are multiplied by their
-            weight divided by this one, so that no loss is scaled up, and 16-bit floats do not overflow.
+            weight divided by ``reference``, so that no loss is scaled up, and 16-bit floats do not overflow.
         total: the sum of the weights.
         factor_here: the factor of this rank's loss in the mean over the ranks: see
             :class:`drivetrain.data.samplers.Share`. It is 0 for a repeated batch, which does not count.

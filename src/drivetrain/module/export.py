@@ -176,8 +176,8 @@ def _require(method: str, *packages: str) -> None:
 
 @contextmanager
 def _target(given: str | Path | IO[bytes] | None) -> Iterator[str | None]:
-    """Yield a path to write to: for a path, that of :func:`_replacing`; for an open file, a temporary path, whose
-    content is copied into the open file at the end.
+    """Yield the path to which the caller writes: the path of :func:`_replacing`; or, if ``given`` is an open file, a
+    temporary path, whose content is copied into the open file at the end.
     """
     if given is None or isinstance(given, (str, Path)):
         with _replacing(given) as path:

@@ -111,7 +111,7 @@ class Familiar:
         return tensor
 
     def _after_closure(self, model: Any, optimizer: Any) -> None:
-        """Do nothing, because the closure that ``optimizer_step`` gets already does what Lightning does here."""
+        """Do nothing, because ``optimizer_step`` gets a closure that already does what Lightning's method does."""
 
     def step(self, optimizer: Optimizer, **kwargs: Any) -> bool:
         """Call ``optimizer_step`` for gradients that were already computed; return whether the optimizer was
@@ -259,7 +259,7 @@ def adapt(cls: type[Any]) -> None:
 
 
 def _backward(method: Method) -> Method:
-    parties = max(0, min(2, _named(method) - 1))  # how many of the model and the optimizer the method takes
+    parties = max(0, min(2, _named(method) - 1))  # how many of the arguments model and optimizer the method has
 
     @functools.wraps(method)
     def backward(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -313,8 +313,8 @@ def _once_per_step(method: Method) -> Method:
 
 
 def _without(*names: str, kept: int) -> Callable[[Method], Method]:
-    """Return a decorator for methods that may lack the parameters ``names``, which follow the first ``kept`` ones:
-    arguments that the method lacks are not passed to it.
+    """Return a decorator for methods that may lack the parameters ``names``, which follow the first ``kept`` ones. The
+    decorated method drops the arguments for which the original has no parameter.
     """
 
     def wrap(method: Method) -> Method:

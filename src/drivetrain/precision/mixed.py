@@ -134,7 +134,7 @@ class MixedPrecision(Autocast):
         self.unscale_gradients(optimizer)
         assert self._scaler is not None  # unscaling has created the scaler
         called: list[bool] = []
-        # The scaler calls the optimizer only if all gradients are finite, so the call itself gives the answer.
+        # The scaler calls the optimizer only if all gradients are finite, so a call shows that they are.
         hook = optimizer.register_step_post_hook(lambda *_: called.append(True))
         try:
             with _stepped_as_others(optimizer):
@@ -192,8 +192,8 @@ class MixedPrecision(Autocast):
     ) -> Callable[[], dict[str, Any]]:
         if self._scaler is None or not self._scaler.is_enabled() or overrides(self, "state_dict", MixedPrecision):
             return super().deferred_state_dict(module, optimizers)
-        # the scale is due for an update, or gradients are unscaled: this is rare, and reading the state at once may
-        # wait
+        # the scale is due for an update, or gradients are unscaled: the state is read at once, which may wait for the
+        # device, but this case is rare
         if self._stepped or self._unscaled:
             return super().deferred_state_dict(module, optimizers)
         twin = _twin(self._scaler, lambda value: value.clone() if isinstance(value, Tensor) else value)
@@ -299,7 +299,8 @@ def _twin(scaler: GradScaler, copied: Callable[[Any], Any]) -> GradScaler:
 
 @contextmanager
 def _stepped_as_others(optimizer: Optimizer) -> Iterator[None]:
-    """Context in which a scaler treats ``optimizer`` as one without a fused kernel, which cannot skip a step itself.
+    """Context in which a scaler treats ``optimizer`` as one without a fused kernel: to skip a step, the scaler does not
+    call the optimizer.
 
     A scaler calls an optimizer with a fused kernel on every step, and the kernel skips the update if gradients are not
     finite. But ``step`` creates the optimizer's state before it calls the kernel: SGD's momentum buffers are allocated

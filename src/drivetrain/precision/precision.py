@@ -165,8 +165,8 @@ class Precision(Familiar):
 
         Args:
             optimizer: the optimizer with the parameters; those without a gradient are skipped.
-            clip_val: the largest norm of all gradients together ("norm"), or absolute value of each element ("value").
-                0 or negative: nothing is clipped.
+            clip_val: the largest norm of all gradients together ("norm"), or the largest absolute value of an element
+                ("value"). 0 or negative: nothing is clipped.
             gradient_clip_algorithm: "norm" or "value".
             norm_type: the order of the norm; ``inf`` is the norm that is the largest absolute value.
             error_if_nonfinite: raise RuntimeError if the norm is not finite, which synchronises with the device.

@@ -75,7 +75,7 @@ class BatchSizeFinder(Callback):
         self.scale_batch_size(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.progress.fn != "fit":  # a validation inside a fit uses the batch size that it has
+        if trainer.progress.fn != "fit":  # a validation inside a fit keeps its loaders' batch size
             self.scale_batch_size(trainer, pl_module)
 
     on_test_start = on_predict_start = on_validation_start
