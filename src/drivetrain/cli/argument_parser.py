@@ -241,7 +241,7 @@ class LightningArgumentParser(ArgumentParser):
 
 
 def class_of(given: type | Callable[..., Any]) -> type:
-    """Return ``given`` if it is a class; for a function, return a class that calls it, of the annotated return type."""
+    """Return ``given`` if it is a class; for a function, return a class whose objects are what the function returns."""
     return given if isinstance(given, type) else class_from_function(given)
 
 

@@ -35,8 +35,8 @@ _YOUNG = 3600  # seconds; a younger leftover may belong to a save that is runnin
 def prune(folder: str, keep: int | None = None, delete: bool = False) -> dict[str, Any]:
     """List what can be removed from ``folder``; with ``delete``, remove it.
 
-    These are never removed: the newest complete checkpoint; the best and the last checkpoint according to the state of
-    ModelCheckpoint in it; the targets of links; damaged files; files that drivetrain did not write.
+    These are never removed: the newest complete checkpoint; the best and the last checkpoint that a ModelCheckpoint has
+    recorded in this newest one; the targets of links; damaged files; files that drivetrain did not write.
 
     Args:
         folder: the folder of a ModelCheckpoint, for example. Its subfolders are not searched.

@@ -67,7 +67,7 @@ and steps the optimizer if ``steps``.
 
 
 class Calls(NamedTuple):
-    """The direct calls of a step: ``train`` makes all three, the methods make one each."""
+    """Direct versions of ``zero_grad``, ``backward`` and ``step``: ``train`` makes all three calls, each method one."""
 
     train: Train
 
@@ -87,7 +87,8 @@ def bind(run: Run, optimizer: Optimizer) -> Calls | None:
     """Return the direct calls of a step; ``None`` if the step must make the public calls, for example because user code
     overrides one of them.
 
-    The function writes its choice and the reason into the run's plan, and logs them at level DEBUG when they change.
+    The function writes its choice and the reason into the run's plan (the list of what the Trainer has decided), and
+    logs them at level DEBUG when they change.
     """
     reason = _reason(run, optimizer)
     choice = "public calls" if reason else "direct calls"
@@ -111,7 +112,7 @@ def bind(run: Run, optimizer: Optimizer) -> Calls | None:
 
 
 def _show(run: Run, decision: Decision) -> bool:
-    """Put ``decision`` into the plan, replacing an earlier one about the same subject; return whether it is new."""
+    """Put ``decision`` into the plan in place of an earlier one on its subject; return whether the plan has changed."""
     plan = run.engine.plan
     if decision in plan.decisions:
         return False
@@ -192,7 +193,7 @@ def _of_toy(kind: type[Optimizer]) -> str:
 
 
 def _toys_are_seen() -> bool:
-    """Whether a profiler, a mode or a hook on all optimizers is active, which would see a toy model being trained."""
+    """Whether a profiler, a mode of torch or a hook on all optimizers would see the training of a toy model."""
     names = _names()
     return bool(names.is_watched() or names.before_steps or names.after_steps)
 
@@ -241,8 +242,7 @@ def _direct(
     optimizer: Optimizer, comm_hooks: list[Any], kernels: Sequence[Kernel] = (), run: Run | None = None
 ) -> Calls:
     """Return the direct calls of a step. Each makes the public call if a hook, a profiler or a replaced method has
-    appeared later. In a fit that saves on exceptions, hooks on the optimizer set ``kept.stepping``. A direct step does
-    not call these hooks, and sets ``kept.stepping`` itself.
+    appeared later. A direct step itself sets ``kept.stepping``, and does not call the hooks that exist only to set it.
     """
     names, kept, slot = _names(), KeptStates() if run is None else run.kept, [0] if run is None else run.progress.slot
     is_watched, before_steps, after_steps, ones = names.is_watched, names.before_steps, names.after_steps, names.ones

@@ -66,7 +66,7 @@ class Bound:
         self.module_batch_start = hooks.bind_batch_start()
         self.batch_end = hooks.bind("on_train_batch_end")
         self.accumulate, window = limits.accumulate, run.window
-        self.accumulates = limits.accumulate > 1 or window.batches_done > 0  # a resumed window has batches already
+        self.accumulates = limits.accumulate > 1 or window.batches_done > 0  # a window may be resumed after a batch
         if not self.accumulates:
             window.size = 1
         batches = run.progress.num_training_batches
@@ -144,9 +144,9 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
             bound.flushed_window += bound.log_every
         for hook in bound.batch_end:
             hook(outputs_for_hooks(output), batch, batch_idx)
-        if run.stop is not None:  # another thread sets it
+        if run.stop is not None:  # another thread sets ``run.stop``
             run.stop.at_batch_end()
-        if progress.loss_wanted:  # the thread of a progress bar sets it
+        if progress.loss_wanted:  # a progress bar's thread sets ``loss_wanted``
             read_loss(run, output)
 
         if is_last:

@@ -33,7 +33,7 @@ Stage = Literal["validate", "test", "predict", "sanity_check"]
 
 
 class _Kind(NamedTuple):
-    """The properties of an evaluation stage: the logbook's group, the word in hook names, and the first phase."""
+    """The properties of a stage: its name in the log, the word in its hooks' names, and the first of its phases."""
 
     group: str
     word: str
@@ -271,7 +271,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     rows: list[Row] = []
     if stage != "sanity_check":
         in_fit = progress.fn == "fit"
-        between_steps = not in_fit or run.window.batches_done > 0  # the x axis is then the next step
+        between_steps = not in_fit or run.window.batches_done > 0  # then log at the next step
         step = progress.stepped_batches if between_steps else progress.logger_step
         rows = run.publish(book.epoch_values(group), step, read_all=not in_fit)
     book.reset(group)
@@ -337,7 +337,7 @@ def _evaluate_loader(
         if uneven is not None and batch_idx >= uneven_from:
             uneven.end()
         sink.write(batch_idx, outputs, repeated)
-        if run.stop is not None:  # another thread sets it
+        if run.stop is not None:  # another thread sets ``run.stop``
             run.stop.at_batch_end()
         slot[0] = fetch
     if progress.eval_batch_idx < 0 and source.num_batches:

@@ -124,7 +124,7 @@ def _close_epoch(run: Run) -> None:
     # The bar shows these values even in an epoch without a flush; it prefers an epoch's value to a step's.
     book.read([row for row in rest if row.entry.to_bar and row.name not in final])
     run.hooks.notify("values_left", rest)
-    if not progress.epoch_cut:  # a run that resumes here may complete the epoch
+    if not progress.epoch_cut:  # else a resumed run may complete the epoch
         schedules = Schedules(run)
         schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)
         if run.settings.fast_dev_run:

@@ -118,7 +118,7 @@ class Watched:
                     return f"{name}.{list(place)[index]}" if isinstance(place, dict) else name
         if gradient_facts(self.tensors) != self._of_tensors:
             return "a parameter or a buffer (its memory, whether it requires gradients, or a hook)"
-        self._learn()  # the values are equal, but new objects: watch those
+        self._learn()  # equal values in new objects: watch the new objects
         return ""
 
 

@@ -60,7 +60,7 @@ FASTER = 0.98
 MOST_GRAPHS = 8
 """How many signatures are recorded at most: each graph holds the memory of a step."""
 MOST_CHANGES = 8
-"""How often the graphs are dropped because a watched object has changed. After the next change, steps run without
+"""How often all graphs may be dropped because a watched object has changed. After a further change, steps run without
 graphs for the rest of the fit.
 """
 
@@ -92,7 +92,7 @@ class _Recorded:
         replay: runs the graph; ``None``: there is no graph.
         inputs: the tensors from which the graph reads the batch. output, calls: the recorded step's result and its
             calls of ``self.log``.
-        steps: the number of optimizer steps in a recorded step. window: the state of the run's window after a recorded
+        steps: the number of optimizer steps in a recorded step. window: the state of ``run.window`` after a recorded
             step.
         gradients: pairs of a parameter and the gradient that the graph writes for it.
     """
@@ -117,7 +117,7 @@ class GraphedSteps:
         self._run = run
         self._recorder: Any = None
         self._rates: DeviceRates  # set by use()
-        self._optimizer: Optimizer | None = None  # the one that reads its rates from the device
+        self._optimizer: Optimizer | None = None  # the optimizer whose rates are on the device
         self._known: dict[Any, _Recorded] = {}
         self._watched: Watched | None = None
         self._changes = 0
@@ -329,8 +329,8 @@ class GraphedSteps:
         return output
 
     def _judge(self, known: _Recorded) -> None:
-        """Decide after equal trials whether to keep a graph: always if ``cuda_graphs=True``, else if it is faster."""
-        plain, replayed = (min(each) * 1000 for each in known.times)  # the first replay also loads the graph
+        """Keep a graph whose trials had equal results: always if ``cuda_graphs=True``, otherwise if it is faster."""
+        plain, replayed = (min(each) * 1000 for each in known.times)  # min: the first replay is slow
         shapes = " + ".join("x".join(map(str, each.shape)) or "1" for each in known.inputs)
         figures = f"{replayed:.3f} ms replayed, {plain:.3f} ms without a graph, equal bit for bit in {TRIALS} steps"
         known.kept = self._run.settings.cuda_graphs is True or replayed < FASTER * plain

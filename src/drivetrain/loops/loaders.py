@@ -298,8 +298,7 @@ class Loaders:
         return {"data_ranks": ranks, **divided}
 
     def divide_from(self, done: int, shares: bool = False) -> int:
-        """Divide the rest of the current epoch among the ranks again, from sample ``done`` on, counted over all ranks;
-        0: from the epoch's start.
+        """Divide again among the ranks those samples of the current epoch that follow the first ``done`` samples.
 
         With one rank, the training loader cannot be divided. If ``done`` is not 0, or if ``shares`` is true, a copy of
         the loader that draws through a :class:`RankBatches` replaces it.
@@ -371,11 +370,10 @@ class Loaders:
             source.num_batches = count_batches(source.loader, self.limit(stage), _limit_name(stage))
 
     def reload(self, stage: str, every: int) -> bool:
-        """Discard the loaders of ``stage`` if they are ``every`` epochs old (0: never). Return whether they were
-        discarded.
+        """If the loaders of ``stage`` are ``every`` epochs old (0: never), discard them and return true.
 
-        Loaders that the caller passed are kept, because only a hook can create new ones; for them, too, the result is
-        true.
+        Loaders that the caller passed are kept, because only a hook can create new ones; the result is true for them,
+        too.
         """
         age = self.epoch() - self.made_in.get(stage, self.epoch())
         if not every or age < every:
@@ -399,7 +397,7 @@ class Loaders:
         return None
 
     def _prepared(self, stage: str) -> tuple[Any, bool]:
-        """Return the checked and prepared loaders of ``stage``, and whether they form a tree.
+        """Return the checked and prepared loaders of ``stage``, and whether they form a tree (a list or a dictionary).
 
         A CombinedLoader does not count as a tree.
         """

@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def measured(run: Run, action: str, call: F) -> F:
-    """Return ``call``; with a profiler, return a function that calls it and measures it as ``action``."""
+    """Return ``call``; with a profiler, return a function that does the same and is measured as ``action``."""
     return call if run.hooks.spans is None else cast("F", run.hooks.spans.wrap(action, call))
 
 
@@ -97,7 +97,7 @@ def _bind_differentiate(run: Run, direct: Backward) -> Backward:
 
 
 def bind_zero_grad(run: Run, optimizer: Optimizer, direct: Callable[[], None] | None = None) -> Callable[[], None]:
-    """Return the function that starts a window: call the hook, then clear the gradients.
+    """Return the function that starts the batches of an optimizer step: call the hook, then clear the gradients.
 
     ``direct``: called to clear the gradients, if no module or strategy overrides how they are cleared.
     """

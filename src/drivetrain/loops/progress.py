@@ -65,8 +65,8 @@ class Phase(IntEnum):
         SET_UP: an entry point was called, but its loop has not begun.
         FETCH: the loop waits for a batch. BATCH_START: hooks before the step. FORWARD: ``training_step``.
         OPTIMIZER_STEP: includes the learning-rate schedulers. BATCH_END: hooks after the step.
-        VALIDATION_DUE: a validation is about to begin. VALIDATED: a validation has ended, but the rest of its batch is
-            still to come.
+        VALIDATION_DUE: a validation is about to begin. VALIDATED: a validation has ended, but the rest of the batch
+            before it is still to come.
         EPOCH_END: the epoch's batches are done, and its end hooks are running.
         BETWEEN_EPOCHS: an epoch has ended completely, and the next has not begun.
     """
@@ -137,9 +137,9 @@ class Progress:
         batches_done: batches of the current epoch whose hooks have all run.
         earlier_batches: batches of all epochs that have ended; ``total_batches`` adds those of the current epoch.
         global_step: optimizer steps.
-        stepped_batches: finished windows, including those whose optimizer step was skipped. The loggers' x axis is the
-            index of the last finished window (``logger_step``), not ``global_step``, which counts each optimizer's
-            step.
+        stepped_batches: finished windows (the batches of one optimizer step), including those whose optimizer step was
+            skipped. The loggers' x axis is the index of the last finished window (``logger_step``), not
+            ``global_step``, which counts each optimizer's step.
         num_training_batches: batches per epoch; ``inf`` if the loader has no length.
         stepped: whether the last batch's optimizer step happened.
         flush_due: the last batch's logged values are still to be read and sent to the loggers.

@@ -1,9 +1,9 @@
 """The state of a fit in a checkpoint, so that a resumed fit is bit-equal to an uninterrupted one.
 
-A fit can be resumed at these points: the end of any batch of a window; a validation, which starts again unless only its
-last hooks are left; the end of an epoch; the start of an epoch; and, after an exception, the start of the window in
-which it was raised. A run that resumes from a checkpoint saved in the middle of a batch begins at that batch's start,
-and warns that it is not equal to an uninterrupted one.
+A window is the batches of one optimizer step. A fit can be resumed at these points: the end of any batch of a window;
+a validation, which starts again unless only its last hooks are left; the end of an epoch; the start of an epoch; and,
+after an exception, the start of the window in which it was raised. A run that resumes from a checkpoint saved in the
+middle of a batch begins at that batch's start, and warns that it is not equal to an uninterrupted run.
 
 [Note: callbacks at a restart point]
 A run may resume at an earlier point than the one at which its checkpoint was saved: the start of a window, of a

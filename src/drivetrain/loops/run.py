@@ -204,8 +204,8 @@ class Run:
     Attributes:
         log: a function that passes metrics and a step to the loggers; ``None`` without loggers.
         batches: the pass over the training loader, for a step with ``dataloader_iter``; ``None`` for other steps.
-        window: the current window.
-        restart: the restart point of the checkpoint, until the loop has resumed there.
+        window: the state of the current window (the batches of one optimizer step).
+        restart: what a checkpoint says about where to resume (see ``restart.py``), until the loop has resumed there.
         resumed_from: the path of the checkpoint of ``restart``, for messages.
         restored: whether the loop has restored everything from ``restart``, except the position in the training data.
         stale: a limit, a callback, a logger or an optimizer was changed, so the loop binds its step again at the next
@@ -275,7 +275,7 @@ class Run:
         return read
 
     def keep(self, rows: list[Row], step: int) -> None:
-        """Called without loggers: store the values that loggers would get in rank 0's history, which reads them later."""
+        """Called without loggers: rank 0's history stores the values that loggers would get, and reads them later."""
         values = {row.name: row.value for row in rows if row.entry.to_logger}
         if values and self.engine.strategy.is_global_zero:
             self.book.history.add(values, step, self.progress.current_epoch)

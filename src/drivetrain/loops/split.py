@@ -132,7 +132,7 @@ class SplitWindow:
         total, outputs, books = sum(sizes), [], []
         for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             book = PartBook(run.book, size)
-            with logging_into(run.module, book):  # a failed attempt leaves no value
+            with logging_into(run.module, book):  # discards the values of a failed attempt
                 output = self._training_step(part, kept.batch_idx)
             loss, weight = loss_of(output, self._shared)
             if weight is not None:

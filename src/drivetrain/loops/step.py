@@ -397,7 +397,7 @@ def _closing_window(run: Run, take_step: TakeStep) -> TakeStep:
 
 
 def _ends_with_step(run: Run) -> bool:
-    """Whether each batch ends with an optimizer step that nothing needs as a separate function, such as a graph."""
+    """Whether each batch ends with an optimizer step, and nothing (such as a graph) needs this step separately."""
     is_window = run.limits.accumulate == 1 and run.window.batches_done == 0
     takes_parts = run.hooks.bind_observers("step_bound") or run.settings.cuda_graphs
     return is_window and not takes_parts and not run.engine.strategy.facts.handles_gradient_accumulation
@@ -417,18 +417,18 @@ def make_forward_backward(
     progress, window, shared, slot = run.progress, run.window, run.window.gather is not None, run.progress.slot
 
     accumulates = run.limits.accumulate > 1 or window.batches_done > 0
-    # if the strategy has such a context, ranks exchange gradients only on the window's last batch
+    # if the strategy has a context without exchange, ranks exchange gradients only on the window's last batch
     held_back = pieces.hold_back(run) if accumulates and run.engine.strategy.facts.is_distributed else None
 
     def forward_backward(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         block = None if last or held_back is None else held_back()
         if block is not None:
-            block.__enter__()  # not by a wrapper function, which would add a frame to every batch
+            block.__enter__()  # a wrapper function would add a frame to every batch
         try:
             if context is None:
                 output = training_step(batch, batch_idx)
             else:
-                with context:  # also without a wrapper function
+                with context:  # no wrapper function, as above
                     output = training_step(batch, batch_idx)
             loss, weight = output, None
             if type(output) is not Tensor:

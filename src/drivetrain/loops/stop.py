@@ -79,8 +79,8 @@ class Stop:
     Args:
         run: the fit.
         save: saves the checkpoint from which the next run resumes; all ranks call it after the same batch.
-        keep_newest: called if callbacks may have saved checkpoints after ``save``; marks the one of ``save`` as the
-            newest.
+        keep_newest: called if callbacks may have saved checkpoints after ``save``; marks the checkpoint of ``save`` as
+            the newest.
         timeout_s: how long a rank waits for the others' answers before it ends alone, without saving.
 
     Attributes:

@@ -141,7 +141,7 @@ class Window:
             self.reference, self.total = weight, weight
             return loss * (weight > 0) if isinstance(weight, Tensor) else loss
         if isinstance(weight, Tensor) or isinstance(reference, Tensor):
-            # The sum is wide: in their own dtype, 8-bit counts and 16-bit floats would overflow.
+            # Sum in a wide dtype, because the sum of 8-bit counts or 16-bit floats would overflow in their own dtype.
             here, before, total = (_wide(number, loss) for number in (weight, reference, self.total))
             self.total = total if again else total + here
             self.reference = torch.maximum(before, here)

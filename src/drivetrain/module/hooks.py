@@ -234,7 +234,7 @@ class HookTable:
     The overrides are called in this order: the callbacks' as listed, the module's, the strategy's. In
     ``on_train_epoch_end``, callbacks with a monitored value are called after the module, so that they see the values
     that the module logs in this hook. In ``on_train_batch_end``, ``on_validation_end`` and ``on_train_epoch_end``,
-    callbacks that save are called after the module, so that the file contains what the module changes in this hook.
+    callbacks that save are called after the module, so that a checkpoint contains the module's changes in this hook.
 
     Attributes:
         spans: the :class:`drivetrain.loops.spans.Spans` that measures hooks for a profiler; ``None`` without a

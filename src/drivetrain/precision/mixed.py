@@ -41,9 +41,9 @@ class MixedPrecision(Autocast):
 
     Several optimizers share the scale, which must not change while any of them has scaled gradients. So the scale is
     not updated at every step of an optimizer: it is updated right after a step if no other optimizer of the run has
-    gradients, and otherwise when the next loss is scaled. Gradients that other optimizers have at that time are
-    multiplied to fit the new scale, also if they were already unscaled for clipping, so that the gradients of further
-    losses can be added to them.
+    gradients, and otherwise when the next loss is scaled. At that time, existing gradients of other optimizers are
+    multiplied to fit the new scale, so that the gradients of further losses can be added to them. Gradients that were
+    already unscaled for clipping are multiplied, too.
 
     Raises:
         ConfigurationError: the precision is unknown, or a scaler was passed for "bf16-mixed".
