@@ -287,9 +287,7 @@ def detached(module: nn.Module) -> nn.Module:
 
 
 class _Unregistered:
-    """A base class whose ``__init_subclass__`` does nothing. It hides the ``__init_subclass__`` of a user's class, which
-    may register classes.
-    """
+    """A base class whose ``__init_subclass__`` does nothing. It hides that of a user's class, which may register classes."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass
