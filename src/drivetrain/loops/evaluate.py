@@ -368,7 +368,7 @@ def bind_eval_step(
     parameters = inspect.signature(fn).parameters
     kinds = [parameter.kind for parameter in parameters.values()]
     by_place = inspect.Parameter.VAR_POSITIONAL in kinds
-    if run.engine.strategy.facts.earlier.step_arguments:  # earlier versions of Lightning pass it by position
+    if run.engine.strategy.facts.earlier.step_arguments:  # earlier versions pass dataloader_idx by position
         by_place = by_place or positional_arity(fn) > 2
     as_third = "dataloader_idx" not in parameters and by_place
     takes_index = "dataloader_idx" in parameters or as_third or inspect.Parameter.VAR_KEYWORD in kinds

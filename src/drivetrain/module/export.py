@@ -287,7 +287,9 @@ def detached(module: nn.Module) -> nn.Module:
 
 
 class _Unregistered:
-    """A base class whose ``__init_subclass__`` does nothing. It hides that of a user's class, which may register classes."""
+    """A base class whose ``__init_subclass__`` does nothing, so that the ``__init_subclass__`` of a user's class does not
+    run, which may register classes.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass
