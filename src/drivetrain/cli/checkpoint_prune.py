@@ -1,6 +1,4 @@
-"""``drivetrain checkpoint prune``: remove from a folder older checkpoints, and the files of saves that were
-interrupted.
-"""
+"""``drivetrain checkpoint prune``: remove older checkpoints, and the files of interrupted saves, from a folder."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class FolderLogger(Logger):
         self._version = broadcast(self.version if rank_from_environ() == 0 else None)
 
     def leave_run(self) -> None:
-        """Remove the version's folder that this process has created if it is empty, because the processes that are
+        """If this process has created the version's folder, and the folder is empty, remove it: the processes that are
         about to be started choose a version themselves.
         """
         if self._made:

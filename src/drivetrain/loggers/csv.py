@@ -57,7 +57,7 @@ class CSVLogger(FolderLogger):
         self._flushed_at: int | None = None  # the first step of the unwritten rows
         self._columns: list[str] = []
         self._columns_in_file: list[str] = []
-        # The rows that belong into the file from byte `_offset` on. After a write, the last row stays in memory,
+        # The rows that belong in the file from byte `_offset` on. After a write, the last row stays in memory,
         # because values may still be added to it.
         self._rows: list[Row] = []
         self._offset = 0

@@ -87,7 +87,7 @@ class _StepValues(Sink):
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
         if values := self._run.book.step_values(self._group):
             self._rows.append((self._first_step + batch_idx, values))
-        if (batch_idx + 1) % _READ_AT == 0:  # the number of batches is equal on all ranks, that of rows may not be
+        if (batch_idx + 1) % _READ_AT == 0:  # ranks have equally many batches, but maybe not equally many rows
             self._publish()
 
     def close(self) -> None:

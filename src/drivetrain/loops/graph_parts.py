@@ -297,9 +297,9 @@ class DeviceRates:
 def _has_fused_kernel(optimizer: Optimizer) -> bool:
     """Return whether a :class:`DeviceRates` lets the optimizer step with torch's fused kernel.
 
-    SGD has no other kernel that reads learning rates from the device. Adam and AdamW have one, ``capturable``, which is
-    slower than ``fused``. They use it only if the user has chosen a kernel, or for 64-bit parameters, because fused
-    kernels read learning rates in 32 bits.
+    SGD has no other kernel that reads learning rates from the device. Adam and AdamW also have ``capturable``, which is
+    slower than ``fused``. It is used only where ``fused`` is not: if the user has chosen a kernel, and for 64-bit
+    parameters, because fused kernels read learning rates in 32 bits.
     """
     if type(optimizer) not in (Adam, AdamW):
         return type(optimizer) is SGD

@@ -38,7 +38,7 @@ _FEWEST, _MOST_NUMBERS = 12, 300_000
 """``foreach`` is faster with at least 12 parameters whose number of elements is at most 300,000 in total."""
 
 _DTYPES = (torch.float32, torch.float64)
-"""The types for which a kernel is chosen. In narrower ones ``foreach`` rounds differently, and ``fused`` has lost
+"""The types for which a kernel is chosen. In narrower types, ``foreach`` rounds differently, and ``fused`` has lost
 updates (pytorch#191763).
 """
 

@@ -88,7 +88,7 @@ def check_counts(counts: Sequence[float], word: str) -> None:
 
 
 def order_shared(loader: Any) -> str:
-    """Return a text for :func:`check_orders` that is equal on all ranks if their loaders have one order of samples."""
+    """Return a text for :func:`check_orders` that is equal on all ranks if their loaders have the same order."""
     if isinstance(loader, CombinedLoader):
         return " and ".join(map(order_shared, loader.flattened))
     batches = rank_batches(loader)

@@ -68,7 +68,7 @@ def state_of(metric: nn.Module) -> State:
 
 
 def set_state(metric: Any, saved: State, forget: bool = True) -> None:
-    """Restore a state of :func:`state_of`; ``forget``: drop the cached result of ``compute`` of the previous state."""
+    """Restore a state of :func:`state_of`; ``forget``: drop the result of ``compute`` cached for the previous state."""
     for key, value in saved["states"].items():
         setattr(metric, key, value.to(metric.device) if isinstance(value, Tensor) else value)
     metric._update_count = saved["updates"]

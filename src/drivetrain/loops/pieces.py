@@ -129,7 +129,7 @@ def as_one_of_many(
     A rank that has no batch left repeats its last one with the weight 0, so that it contributes nothing to the mean.
 
     Raises:
-        ConfigurationError: there is no loss, so the other ranks would wait for its gradients.
+        ConfigurationError: there is no loss, so the other ranks would wait for this rank's gradients.
     """
     if loss is None:
         raise ConfigurationError(

@@ -304,7 +304,7 @@ class Progress:
 
     @contextmanager
     def storing(self) -> Iterator[None]:
-        """Context in which the run waits for a checkpoint, as :attr:`slot` shows; contexts may be nested."""
+        """Context in which :attr:`slot` shows that the run waits for a checkpoint; contexts may be nested."""
         self.slot[3] += 1
         try:
             yield
@@ -360,7 +360,7 @@ class Progress:
         self.shows_loss = self.loss_wanted = True
 
     def show_loss(self, loss: float | None) -> None:
-        """Set the loss that a progress bar shows; ``None``: the step returned no loss, so the last one is shown."""
+        """Set the loss that a progress bar shows; ``None``: the step returned no loss, so the bar keeps the previous one."""
         self.loss_wanted = False
         if loss is not None:
             self.loss = loss

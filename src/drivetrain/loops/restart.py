@@ -65,7 +65,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
         A dictionary with these entries, some of which may be missing:
 
         - ``progress``: the counters. ``rng``: the random state. ``data``: this rank's position in the training loader.
-        - ``samples``: how many samples of this epoch all ranks have done; with a user's batch sampler, batches.
+        - ``samples``: the number of samples (with a user's batch sampler, of batches) that all ranks have done.
         - ``order``: see :func:`~drivetrain.data.samplers.order_of`. ``data_ranks``: how many ranks share the data.
         - ``divided_from``: if the epoch was resumed with another batch size, the number of samples before that point.
         - ``window``, ``gradients``: of an incomplete window. ``logged``: running reductions of the epoch's values.
@@ -236,7 +236,7 @@ def samples_done(run: Run, data: State | None) -> int | None:
 
 
 def counted(state: Mapping[str, Any]) -> str:
-    """Return the number of finished samples in a result of :func:`capture`, such as "30 samples"; "": unknown."""
+    """Return the number of finished samples in a result of :func:`capture` as text ("30 samples"); "": unknown."""
     if state.get("samples") is None:
         return ""
     own_batches = (state.get("order") or {}).get("own_batches")
@@ -406,7 +406,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
                 start["rank_state"] = copy.deepcopy(strategy.rank_state(run.module))
         versions = _versions(parameters)
         kept.window_start = start
-        # not set outside keep(), which would replace it if the loop binds its step again inside the window
+        # set only here: outside keep(), it would change if the loop binds its step again inside the window
         kept.unchanged = lambda: _versions(parameters) == versions and _same(parameters, run.module.parameters())
 
     return keep

@@ -157,7 +157,7 @@ def _restore_end_of_pass(run: Run, state: State, batches: Batches) -> None:
         with naming(run.resumed_from):
             passes.resume(data)
         restore_random_state(run)
-        next(batches, None)  # exhausts the loader, unless the checkpoint was saved after that
+        next(batches, None)  # exhausts the loader, unless it was exhausted already
         # checkpoints that are saved in the following validation contain this position
         state["data"] = position_after_end(passes, data)
         return
@@ -177,7 +177,7 @@ def _restore_position(run: Run, data: dict[str, Any], caught_up: dict[str, Any])
     with naming(run.resumed_from):
         if run.progress.batches_done < run.loaders.count_own_training():
             passes.resume(data)
-            set_rng_state(data.get("rng", caught_up))  # a batch fetched ahead was drawn with an earlier state
+            set_rng_state(data.get("rng", caught_up))  # earlier, if a batch was fetched ahead
             return
         # other ranks have more batches, so this rank repeats its last one
         move, transfer = run.transfer
@@ -185,7 +185,7 @@ def _restore_position(run: Run, data: dict[str, Any], caught_up: dict[str, Any])
         run.uneven.repeat(batch if transfer is not None else move(batch))
         passes.resume(data)
         set_rng_state(caught_up)
-        next(iter(passes), None)  # exhausts the loader, unless the checkpoint was saved after that
+        next(iter(passes), None)  # exhausts the loader, unless it was exhausted already
 
 
 def _check_order(run: Run, state: State) -> None:

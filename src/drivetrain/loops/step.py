@@ -51,7 +51,7 @@ ForwardBackward = Callable[[Any, int, int, bool, int], Any]
 
 
 class BoundStep(NamedTuple):
-    """A function that runs the batches of a window, bound to a run.
+    """A training step that is bound to a run.
 
     Attributes:
         run: called for each batch.

@@ -18,7 +18,7 @@ Batches = Iterator[tuple[Any, bool]]
 
 
 class UnevenInputs:
-    """Extends this rank's pass over a loader to the length of the longest rank, and weights its batches.
+    """Extends this rank's pass over a loader to the longest pass of any rank, and weights its batches.
 
     Args:
         run: the run.
@@ -69,7 +69,7 @@ class UnevenInputs:
         self._kept.batch = batch
 
     def begin(self, number: int) -> None:
-        """Begin batch ``number`` of the pass; if it is a repeated one, discard its gradients, logs and predictions."""
+        """Begin batch ``number`` of the pass; if this rank only repeats a batch, discard what the batch computes and logs."""
         self.end()
         if self._shares is not None:
             self.factor = self._shares.factor_of(number)
@@ -82,8 +82,8 @@ class UnevenInputs:
             self._metrics = [(metric, cloned(state_of(metric))) for metric in self._all_metrics()]
 
     def states_before(self) -> dict[int, dict[str, Any]]:
-        """Return the states of the metric objects before the current batch, by ``id(metric)``, if that batch is a
-        repeated one; else {}.
+        """If the current batch only repeats this rank's last one, return the states of the metric objects before it, by
+        ``id(metric)``; else {}.
         """
         return {id(metric): state for metric, state in self._metrics or ()}
 

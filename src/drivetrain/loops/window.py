@@ -118,7 +118,7 @@ class Window:
             setattr(self, name, state[key])
 
     def place(self) -> dict[str, int]:
-        """Return the position in the window, which every checkpoint of a fit contains."""
+        """Return how far the window is, as entries that every checkpoint of a fit contains."""
         return {"held": self.batches_done, "divisor": self.size}
 
     def restore_place(self, state: dict[str, Any]) -> None:

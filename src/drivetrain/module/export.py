@@ -195,8 +195,8 @@ def _target(given: str | Path | IO[bytes] | None) -> Iterator[str | None]:
 
 @contextmanager
 def _replacing(path: str | Path | None) -> Iterator[str | None]:
-    """Yield a temporary path; if no exception is raised, move the file written there, and others in its folder, to
-    ``path`` and its folder.
+    """Yield a temporary path. If no exception is raised, move the file written there to ``path``, and the other files of
+    the temporary folder to the folder of ``path``.
 
     Raises:
         OSError: ``path`` is a folder, a pipe or a device.
@@ -287,8 +287,8 @@ def detached(module: nn.Module) -> nn.Module:
 
 
 class _Unregistered:
-    """A base class whose ``__init_subclass__`` does nothing, so that the ``__init_subclass__`` of a user's class does not
-    run, which may register classes.
+    """A base class whose ``__init_subclass__`` does nothing. So a user's ``__init_subclass__``, which may register
+    classes, does not run.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

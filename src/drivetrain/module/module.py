@@ -91,7 +91,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     if not TYPE_CHECKING:  # a type checker uses the annotations of torch's __getattr__
 
         def __getattr__(self, name):
-            own = self.__dict__  # a copy of torch's lookup, which saves a call at each use of a layer
+            own = self.__dict__  # copied from torch: calling torch's method would cost time at each use of a layer
             try:
                 if name in (found := own[PARAMETERS]):
                     return found[name]

@@ -28,7 +28,7 @@ from drivetrain.errors import ConfigurationError
 Method = Callable[..., Any]
 
 CLIPPING = frozenset({"clip_grad_by_value", "clip_grad_by_norm", "main_params"})
-"""Methods that define how gradients are clipped, and which parameters' gradients."""
+"""Methods that define how gradients are clipped, and of which parameters."""
 
 
 class Familiar:
@@ -57,8 +57,8 @@ class Familiar:
         """Register the names under which users choose this class: ``precision_registry.register("name", cls,
         description="...")``.
 
-        Called once, when Python defines a subclass that has this method, so that the class needs no other line. Further
-        arguments of ``register`` are passed to the constructor of the class.
+        Called once, when Python defines a subclass that has this method, so no other code needs to register the class.
+        Further arguments of ``register`` are passed to the constructor of the class.
         """
 
     precision: str = reads(

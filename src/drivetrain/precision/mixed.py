@@ -172,8 +172,8 @@ class MixedPrecision(Autocast):
         """Return the scale and its growth state; empty for "bf16-mixed". Reading the state changes nothing.
 
         If the scale is due for an update and no optimizer holds gradients, the state contains the updated scale.
-        If optimizers hold gradients, the state contains the current scale, which these gradients have, and "optimizers"
-        says for each optimizer whether its gradients were unscaled or used since the last update.
+        If optimizers hold gradients, the state contains the current scale, by which these gradients are scaled. Its entry
+        "optimizers" says for each optimizer whether its gradients were unscaled or used since the last update.
         """
         if self._scaler is None:
             return dict(self._loaded)
@@ -257,8 +257,8 @@ class MixedPrecision(Autocast):
             states_of_scaler(self._scaler)[id(optimizer)].update(stage=stage, found_inf_per_device={device: found})
 
     def _settle(self) -> None:
-        """Update the scale if an optimizer has stepped since the last update, and convert all gradients that wait for a
-        step to the new scale.
+        """If an optimizer has stepped since the last update, update the scale, and multiply all gradients that no step
+        has used yet to fit the new scale.
         """
         assert self._scaler is not None  # unscaling has created the scaler
         held = self._held()
