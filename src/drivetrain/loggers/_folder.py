@@ -29,8 +29,8 @@ class FolderLogger(Logger):
             minute and whenever the logger saves.
         name: the experiment's folder below ``save_dir``; "" or ``None`` for none.
         version: a number, a complete folder name, or ``None`` for the next free number. The number is chosen when a run
-            begins, or earlier when :attr:`version` or :attr:`log_dir` is read. At the same time, rank 0 creates the
-            folder, so that no other run gets the same number.
+            begins, or earlier when :attr:`version` or :attr:`log_dir` is read. Rank 0 then creates the
+            folder at once, so that no other run gets the same number.
         prefix: a text before every logged name, joined to it by a hyphen.
 
     Raises:

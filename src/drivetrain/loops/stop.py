@@ -366,7 +366,7 @@ class Stop:
         self._answered.set()
 
     def _write_number(self, number: int) -> None:
-        """If this rank's number is higher than the one in the store, replace that one; the last rank publishes the result."""
+        """Replace the number in the store if this rank's number is higher; the last rank publishes the result."""
         highest = self._store.compare_set(self._key("highest"), "", str(number)).decode()
         while int(highest) < number:
             highest = self._store.compare_set(self._key("highest"), highest, str(number)).decode()

@@ -69,7 +69,7 @@ class UnevenInputs:
         self._kept.batch = batch
 
     def begin(self, number: int) -> None:
-        """Begin batch ``number`` of the pass; if this rank only repeats a batch, discard what the batch computes and logs."""
+        """Begin batch ``number`` of the pass; if this rank only repeats a batch, discard what it computes and logs."""
         self.end()
         if self._shares is not None:
             self.factor = self._shares.factor_of(number)

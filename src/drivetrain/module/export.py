@@ -195,8 +195,8 @@ def _target(given: str | Path | IO[bytes] | None) -> Iterator[str | None]:
 
 @contextmanager
 def _replacing(path: str | Path | None) -> Iterator[str | None]:
-    """Yield a temporary path. If no exception is raised, move the file written there to ``path``, and the other files of
-    the temporary folder to the folder of ``path``.
+    """Yield a temporary path. If no exception is raised, move the file written there to ``path``, and the other files
+    of the temporary folder to the folder of ``path``.
 
     Raises:
         OSError: ``path`` is a folder, a pipe or a device.

@@ -31,7 +31,7 @@ _described: ContextVar[tuple[type, dict[str, Any]] | None] = ContextVar("describ
 
 
 class _MissingHyperparameter(AttributeError, KeyError):
-    """The error of deleting a hyperparameter that does not exist, by ``del hparams.name`` or ``del hparams["name"]``."""
+    """The error of ``del hparams.name`` and ``del hparams["name"]`` for a hyperparameter that does not exist."""
 
     __str__ = Exception.__str__  # str() of a KeyError has the message in quotes
 

@@ -172,8 +172,8 @@ class MixedPrecision(Autocast):
         """Return the scale and its growth state; empty for "bf16-mixed". Reading the state changes nothing.
 
         If the scale is due for an update and no optimizer holds gradients, the state contains the updated scale.
-        If optimizers hold gradients, the state contains the current scale, by which these gradients are scaled. Its entry
-        "optimizers" says for each optimizer whether its gradients were unscaled or used since the last update.
+        If optimizers hold gradients, the state contains the current scale, by which these gradients are scaled. The
+        entry "optimizers" says for each optimizer whether its gradients were unscaled or used since the last update.
         """
         if self._scaler is None:
             return dict(self._loaded)
