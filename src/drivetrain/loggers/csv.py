@@ -87,7 +87,7 @@ class CSVLogger(FolderLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add ``metrics`` to the table; by default, ``step`` is that of the last row plus one."""
+        """Add ``metrics`` to the table; by default, ``step`` is the last row's step plus one."""
         self._open()
         if self._resumes_at:
             state, self._resumes_at = self._resumes_at, {}

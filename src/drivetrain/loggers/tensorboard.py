@@ -104,7 +104,7 @@ class TensorBoardLogger(FolderLogger):
 
     @property
     def log_dir(self) -> str:
-        """This run's folder, including ``sub_dir``; it is created when the first value is written."""
+        """This run's folder, including ``sub_dir``; the folder is created when the first value is written."""
         return os.path.join(super().log_dir, self._sub_dir) if self._sub_dir else super().log_dir
 
     @property

@@ -66,7 +66,7 @@ class Bound:
         self.module_batch_start = hooks.bind_batch_start()
         self.batch_end = hooks.bind("on_train_batch_end")
         self.accumulate, window = limits.accumulate, run.window
-        self.accumulates = limits.accumulate > 1 or window.batches_done > 0  # a window may be resumed after a batch
+        self.accumulates = limits.accumulate > 1 or window.batches_done > 0  # a resumed window has done batches
         if not self.accumulates:
             window.size = 1
         batches = run.progress.num_training_batches

@@ -208,7 +208,7 @@ class GraphedSteps:
     def _replayed(self, known: _Recorded, tensors: Sequence[Tensor]) -> Any:
         run = self._run
         run.progress.slot[0] = _OPTIMIZER_STEP
-        run.kept.stepping = True  # until the steps are counted, parameters may have changed without a count
+        run.kept.stepping = True  # an exception before count_steps may leave changed parameters
         self._replay(known, tensors)
         run.progress.count_steps(known.steps)
         run.kept.stepping = False

@@ -300,8 +300,8 @@ class Loaders:
     def divide_from(self, done: int, shares: bool = False) -> int:
         """Divide again among the ranks those samples of the current epoch that follow the first ``done`` samples.
 
-        With one rank, the training loader cannot be divided. If ``done`` is not 0, or if ``shares`` is true, a copy of
-        the loader that draws through a :class:`RankBatches` replaces it.
+        With one rank, the training loader may have no :class:`RankBatches`. If ``done`` is not 0, or if ``shares`` is
+        true, a copy of the loader that draws through a :class:`RankBatches` replaces it.
 
         Returns:
             The number of batches that the first ``done`` samples count as.

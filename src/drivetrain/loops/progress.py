@@ -360,7 +360,7 @@ class Progress:
         self.shows_loss = self.loss_wanted = True
 
     def show_loss(self, loss: float | None) -> None:
-        """Set the loss that a progress bar shows; ``None``: the step returned none, so the previous one stays."""
+        """Set the loss that a progress bar shows; ``None``: the step returned no loss, and the bar does not change."""
         self.loss_wanted = False
         if loss is not None:
             self.loss = loss

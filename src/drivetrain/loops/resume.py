@@ -177,7 +177,7 @@ def _restore_position(run: Run, data: dict[str, Any], caught_up: dict[str, Any])
     with naming(run.resumed_from):
         if run.progress.batches_done < run.loaders.count_own_training():
             passes.resume(data)
-            set_rng_state(data.get("rng", caught_up))  # earlier, if a batch was fetched ahead
+            set_rng_state(data.get("rng", caught_up))  # a batch fetched ahead has an earlier random state
             return
         # other ranks have more batches, so this rank repeats its last one
         move, transfer = run.transfer
@@ -241,7 +241,7 @@ def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
         if ranks is not None and size and of_all // size != run.progress.batches_done:
             _count_as(run, state, of_all // size)
         return
-    has_own_loader = run.window.gather is not None and rank_batches(loader) is None  # ``samples`` counts rank 0's
+    has_own_loader = run.window.gather is not None and rank_batches(loader) is None  # samples is rank 0's count
     if ranks is not None and (has_own_loader or found is None):
         raise CheckpointError(
             f"The checkpoint was saved in the middle of an epoch by {ranks} processes, and the samples of this "

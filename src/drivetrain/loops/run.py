@@ -205,7 +205,7 @@ class Run:
         log: a function that passes metrics and a step to the loggers; ``None`` without loggers.
         batches: the pass over the training loader, for a step with ``dataloader_iter``; ``None`` for other steps.
         window: the state of the current window (the batches of one optimizer step).
-        restart: what a checkpoint says about where to resume (see ``restart.py``), until the loop has resumed there.
+        restart: the loop's state in the checkpoint (see ``restart.py``), until the loop has resumed from it.
         resumed_from: the path of the checkpoint of ``restart``, for messages.
         restored: whether the loop has restored everything from ``restart``, except the position in the training data.
         stale: a limit, a callback, a logger or an optimizer was changed, so the loop binds its step again at the next

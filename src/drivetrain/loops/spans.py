@@ -59,7 +59,7 @@ class Spans:
         return self.wrap(f"[{kind}]{type(owner).__name__}.{hook}", getattr(owner, hook))
 
     def around(self, hook: str, bound: tuple[Call, ...]) -> tuple[Call, ...]:
-        """Return the callables of ``hook``, and one that begins or ends an action, if an action belongs to this hook."""
+        """Return the callables of ``hook``, and one that begins or ends an action if an action belongs to this hook."""
         if hook not in _AROUND:
             return bound
         action, begins = _AROUND[hook]

@@ -78,7 +78,7 @@ class SplitWindow:
     # ---- a batch -------------------------------------------------------------------------------------------------
 
     def step(self, batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
-        """Run a batch as a :data:`drivetrain.loops.pieces.Step`; on a window's last one, complete the gradients."""
+        """Run a batch as a :data:`drivetrain.loops.pieces.Step`; on a window's last batch, complete the gradients."""
         if not self._kept:
             self._begin(position)
         module = self._run.module
