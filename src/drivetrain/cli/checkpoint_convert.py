@@ -131,7 +131,8 @@ def _publish(staging: Path, target: Path) -> None:
     """Move the complete files to their place: the rank files, then the checkpoint. An existing file is never replaced.
 
     Raises:
-        OSError: ``target`` exists, or a file cannot be moved. Existing files are unchanged, and the moved ones removed.
+        OSError: ``target`` exists, or a file cannot be moved. Existing files are unchanged, and the files that were
+        already moved are removed.
     """
     moved: list[Path] = []
     try:

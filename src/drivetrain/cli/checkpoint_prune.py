@@ -37,7 +37,7 @@ def prune(folder: str, keep: int | None = None, delete: bool = False) -> dict[st
     recorded in this newest one; the targets of links; damaged files; files that drivetrain did not write.
 
     Args:
-        folder: the folder of a ModelCheckpoint, for example. Its subfolders are not searched.
+        folder: the folder of a ModelCheckpoint, for example. Subfolders are not searched.
         keep: how many of the newest complete checkpoints stay; ``None``: all of them, so that only files of interrupted
             saves are removed.
         delete: remove the files.

@@ -292,7 +292,7 @@ class CSVLogger(FolderLogger):
         return [_encode([[row.get(name, "") for name in self._columns]]) for row in self._rows]
 
     def _written(self, lines: list[bytes], offset: int) -> None:
-        """After rows were written from ``offset`` on, keep only the last one in memory, because values may still be
+        """After rows were written from ``offset`` on, keep only the last row in memory, because values may still be
         added to it.
         """
         self._offset = offset + sum(map(len, lines[:-1]))

@@ -393,8 +393,8 @@ class _Names(NamedTuple):
         ones: for each dtype, the gradient of a loss on the host with respect to itself: the number 1. A step creates a
             new tensor instead if a hook may change the stored tensor, or has changed it.
         multiplying: see :func:`_multiplying_nodes`; filled before the first step.
-        around_engine: the function that ``torch.autograd`` calls for a backward pass. It calls ``run_engine``, the
-            autograd engine, and logs the nodes of the graph if ``logger`` has the level DEBUG.
+        around_engine: the function that ``torch.autograd`` calls for a backward pass. This function calls
+            ``run_engine``, the autograd engine, and logs the nodes of the graph if ``logger`` has the level DEBUG.
         missing: the first private name that the installed torch lacks; ``None`` if torch has all of them.
     """
 

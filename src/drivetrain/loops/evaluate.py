@@ -53,7 +53,7 @@ _READ_AT = 64  # number of batches whose per-step values are kept on the device 
 
 class Sink:
     """Receives the outputs of the steps of one evaluation loader. This base class, which a sanity check uses, discards
-    them.
+    the outputs.
 
     Attributes:
         loader: the object to iterate over: the evaluation loader, or a wrapper that records indices.
@@ -166,7 +166,7 @@ def predict(run: Run, predictions: Predictions) -> list[Any]:
         return []
     strategy = run.engine.strategy
     if strategy.facts.is_distributed:
-        if 0 in strategy.data.ranks:  # other groups of ranks got the same data, and have the same outputs
+        if 0 in strategy.data.ranks:  # other groups of ranks have the data and outputs of this group
             everyones = strategy.data.gather_objects(predictions.outputs)
             predictions.outputs = [_in_order(parts) for parts in zip(*everyones, strict=True)]
         if not strategy.is_global_zero:

@@ -26,7 +26,7 @@ WITHOUT_FAILURE_S = 600.0
 """Until the first failure, the mean time between failures is taken to be the running time plus these seconds."""
 
 FIRST_SAVE_S = 1.0
-"""The training time before the first save. It is short, because only a save shows how long a save takes."""
+"""The training time before the first save. This time is short, because only a save shows how long a save takes."""
 
 _WORK = PARTS[:-1]  # the time of these parts is lost if the next run has to repeat the work
 _LONGEST_S = 1e12  # below this limit, sums stay finite

@@ -79,8 +79,9 @@ class Watched:
     optimizer options, tensors.
 
     Args:
-        module: the user's module. Its attributes, those of its layers, and the containers in them are watched.
-        optimizer: the optimizer of the step. Its learning rates are not watched, because the graph reads them from the
+        module: the user's module. The module's attributes, those of its layers, and the containers in these attributes
+        are watched.
+        optimizer: the optimizer of the step. The learning rates are not watched, because the graph reads them from the
             device.
     """
 

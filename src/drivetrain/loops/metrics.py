@@ -15,8 +15,8 @@ State = dict[str, Any]
 
 _HOLDERS = (nn.Module, list, tuple, dict)
 _OF_TORCH = frozenset(vars(nn.Module()))
-"""The attributes that torch gives every module, such as its hooks. :func:`metrics_in` does not search them, because it
-visits submodules anyway.
+"""The attributes that torch gives every module, such as its hooks. :func:`metrics_in` does not search them, because the
+function visits submodules anyway.
 """
 
 

@@ -264,7 +264,7 @@ class Progress:
 
     @property
     def logger_step(self) -> int:
-        """Index of the last finished window, from 0: the x axis of logged values."""
+        """Index of the last finished window (the batches of one optimizer step), from 0: the loggers' x axis."""
         return max(self.stepped_batches - 1, 0)
 
     # ---- changes -----------------------------------------------------------------------------------------------------

@@ -43,8 +43,8 @@ class Replay:
     Args:
         run: the run.
         is_due: called when a window begins; returns whether the window is replayed.
-        judge: called with the window after its last backward pass, before hooks or clipping change the gradients. It
-            compares the results, and may raise.
+        judge: called with the window after its last backward pass, before hooks or clipping change the gradients.
+            ``judge`` compares the results, and may raise.
     """
 
     def __init__(self, run: Run, is_due: Callable[[], bool], judge: Callable[[ReplayedWindow], None]) -> None:
@@ -150,9 +150,7 @@ class ReplayedWindow:
         return [*found, f"the random state of {', '.join(states)}"] if states else found
 
     def operations(self) -> list[Operation]:
-        """Replay the window, and return its operations. The place of a backward operation is that of its forward
-        operation.
-        """
+        """Replay the window, and return its operations. A backward operation has the place of its forward operation."""
         mode = Operations(_place)
         with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes store the stack of their forward call
             self._again(mode)

@@ -179,7 +179,7 @@ def _restore_position(run: Run, data: dict[str, Any], caught_up: dict[str, Any])
             passes.resume(data)
             set_rng_state(data.get("rng", caught_up))  # a batch fetched ahead has an earlier random state
             return
-        # other ranks have more batches, so this rank repeats its last one
+        # other ranks have more batches, so this rank repeats its last batch
         move, transfer = run.transfer
         batch = passes.last_batch(data)
         run.uneven.repeat(batch if transfer is not None else move(batch))

@@ -368,7 +368,7 @@ class Run:
     def may_stop(self) -> bool:
         """Whether the run may stop on request: min_epochs and min_steps are reached, and all ranks know of the request.
 
-        A rank that stopped before the others know would leave them waiting in a collective.
+        A rank that stopped before the other ranks know would leave these waiting in a collective.
         """
         progress, limits = self.progress, self.limits
         if self.engine.strategy.facts.is_distributed and not self.stopping.agreed:

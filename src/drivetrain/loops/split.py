@@ -1,9 +1,9 @@
 """``Trainer(split_on_oom=True)``: if a batch does not fit into memory, run it again in parts (micro-batches).
 
 The ranks do not communicate while they run the batches of a window (the batches of one optimizer step). A rank that
-runs out of memory drops the gradients of the window. It runs the window's batches again, each in twice as many parts,
-until they fit. After a window's last batch, the ranks exchange their numbers of parts. If a rank could not run its
-batch, the fit ends on all ranks. Otherwise all use the largest number of parts from then on, and exchange gradients
+runs out of memory drops the gradients of the window. The rank runs the window's batches again, each in twice as many
+parts, until they fit. After a window's last batch, the ranks exchange their numbers of parts. If a rank could not run
+its batch, the fit ends on all ranks. Otherwise all use the largest number of parts from then on, and exchange gradients
 once.
 """
 

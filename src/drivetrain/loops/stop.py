@@ -1,8 +1,8 @@
 """End a fit on a signal or at a time limit, so that all ranks stop after the same batch.
 
 [Note: the batch after which all ranks stop]
-A rank that stops alone leaves the others waiting in a collective. So each rank has a thread that regularly checks in
-the job's store whether the job is to end. If it is, the thread sets ``run.stop``, which the loop reads at the end of
+A rank that stops alone leaves the other ranks waiting in a collective. So each rank has a thread that regularly checks
+in the job's store whether the job is to end. If it is, the thread sets ``run.stop``, which the loop reads at the end of
 each batch. From then on, the rank runs at most one batch after the batch that it has begun, and the thread writes the
 number of that next batch into the store. The highest number of all ranks is the batch after which all of them stop. No
 rank can have passed this batch, because each rank waits at the end of the batch with its own number until it knows the
@@ -232,8 +232,8 @@ class Stop:
 
     @contextmanager
     def _handlers(self) -> Iterator[None]:
-        """Context in which SIGTERM and Ctrl-C ask the fit to end. It does nothing outside the main thread, in which
-        Python handles signals.
+        """Context in which SIGTERM and Ctrl-C ask the fit to end. The context does nothing outside the main thread, in
+        which Python handles signals.
 
         A signal that the user ignores stays ignored. A user's handler for Ctrl-C is kept. A user's handler for SIGTERM
         is called, and then the fit is asked to end.

@@ -123,7 +123,7 @@ class PaddedBatches:
 
     Attributes:
         factor: as in :class:`KeptTogether`.
-        batch: the last batch that was yielded. It must be set if this rank resumes after its last batch.
+        batch: the last batch that was yielded. The attribute must be set if this rank resumes after its last batch.
     """
 
     def __init__(self, source: Iterator[tuple[Any, bool]], counts: Sequence[float], rank: int, done: int = 0) -> None:
@@ -154,9 +154,10 @@ class PaddedBatches:
 
 @dataclass(eq=False, repr=False)
 class KeptTogether:
-    """Yields ``(batch, is_last)`` while any rank has a batch; a rank without further batches repeats its last one.
+    """Yields ``(batch, is_last)`` while any rank has a batch; a rank without further batches repeats its last batch.
 
-    Each rank fetches one batch ahead. So before the ranks process a batch, all of them know whether any has a next one.
+    Each rank fetches one batch ahead. So before the ranks process a batch, all ranks know whether any of them has a
+    next batch.
 
     Args:
         source: this rank's batches, from :func:`drivetrain.data.feed.feed`.
@@ -164,9 +165,9 @@ class KeptTogether:
         ranks: the global ranks, for messages; ``None``: 0, 1, ...
 
     Attributes:
-        factor: the factor of the current batch's loss. With it, the mean over all ranks equals the mean over those
-            ranks that do not repeat a batch. It is 0 for a repeated batch, otherwise the number of ranks divided by the
-            number of ranks that do not repeat one.
+        factor: the factor of the current batch's loss. With this factor, the mean over all ranks equals the mean over
+            those ranks that do not repeat a batch. The factor is 0 for a repeated batch, otherwise the number of ranks
+            divided by the number of ranks that do not repeat a batch.
     """
 
     source: Iterator[tuple[Any, bool]]

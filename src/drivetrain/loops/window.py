@@ -30,7 +30,8 @@ def rescale(optimizer: Stepped, factor: float | Tensor) -> None:
 class Window:
     """The batches of one optimizer step that are done so far.
 
-    The loop counts the batches; this class scales their losses, so that the gradients add up to that of the mean loss.
+    The loop counts the batches; this class scales their losses, so that the gradients add up to the gradient of the
+    mean loss.
 
     Attributes:
         size: the expected number of batches. The window ends early with its epoch.
@@ -43,7 +44,8 @@ class Window:
             weight divided by ``reference``, so that no loss is scaled up, and 16-bit floats do not overflow.
         total: the sum of the weights.
         factor_here: the factor of this rank's loss in the mean over the ranks: see
-            :class:`drivetrain.data.samplers.Share`. It is 0 for a repeated batch, which does not count.
+            :class:`drivetrain.data.samplers.Share`. The factor is 0 for a batch that the rank only repeats, because
+            such a batch does not count.
         gather: stacks the tensors of all ranks of the data group; ``None`` with one rank. Gradients are then averaged
             over these ranks in the backward pass of a window's last batch.
         exchanges_always: gradients are averaged over the ranks in every backward pass, not only in the last.
@@ -212,8 +214,8 @@ class Window:
     def factor(self) -> float | Tensor | None:
         """Return the factor by which the final gradients must be multiplied; ``None`` for 1.
 
-        It is not 1 if the window ended early or a batch had no loss, because the losses were divided by too large a
-        number.
+        The factor is not 1 if the window ended early or a batch had no loss, because the losses were divided by too
+        large a number.
         """
         if self.reference is None:
             is_divided = self.keeps_divisor or self.batches_with_gradients == self.divisor

@@ -81,8 +81,8 @@ class AttributeDict(dict[str, Any]):
 class HyperparametersMixin:
     """Gives a module or a data module :meth:`save_hyperparameters`, :attr:`hparams` and :attr:`hparams_initial`.
 
-    All values are kept in the instance's ``__dict__``. So they can be saved before ``nn.Module.__init__`` has run, and
-    are pickled and copied with the instance.
+    All values are kept in the instance's ``__dict__``. So the values can be saved before ``nn.Module.__init__`` has
+    run, and are pickled and copied with the instance.
     """
 
     _hparams_name: str | None = None

@@ -70,7 +70,7 @@ class Familiar:
     def module_init_context(self) -> AbstractContextManager[Any] | None:
         """Return a context in which the parameters of new layers have this precision; ``None`` if none is needed.
 
-        It is entered inside the context of ``tensor_init_context``.
+        The context is entered inside the context of ``tensor_init_context``.
         """
         return nullcontext()
 
@@ -187,9 +187,9 @@ def differentiate(
 def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Compute the gradients of ``loss``; ``args`` or ``kwargs`` may begin with the model and the optimizer.
 
-    An override passes the model and the optimizer when it calls ``super().backward(tensor, model, optimizer)``. So does
-    a strategy whose ``backward`` is a copy of Lightning's. Such a strategy expects that this call also calls the hooks
-    and scales the loss.
+    An override passes the model and the optimizer when it calls ``super().backward(tensor, model, optimizer)``. A
+    strategy whose ``backward`` is a copy of Lightning's passes them, too. Such a strategy expects that this call also
+    calls the hooks and scales the loss.
     """
     if precision._is_differentiating:
         args = _without_parties(args)

@@ -85,7 +85,8 @@ class HalfPrecision(TruePrecision):
 
 
 class DefaultDtype:
-    """A context in which new floating-point tensors have one dtype. It can be entered again, also while it is entered.
+    """A context in which new floating-point tensors have one dtype. The context can be entered again, also while it is
+    active.
 
     Args:
         dtype: the dtype.

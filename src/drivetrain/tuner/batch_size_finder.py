@@ -23,8 +23,8 @@ class BatchSizeFinder(Callback):
 
     For each size, the finder sets the attribute from which ``train_dataloader`` and the other loader hooks read the
     batch size, runs ``steps_per_trial`` steps, and restores the state before them: weights, optimizer, random states,
-    counters. It tries larger sizes until memory runs out, the whole data set is one batch, or ``max_val`` is reached.
-    At the end, the attribute is set to the size that was found.
+    counters. The finder tries larger sizes until memory runs out, the whole data set is one batch, or ``max_val`` is
+    reached. At the end, the attribute is set to the size that was found.
 
     Args:
         mode: "power": double the size until it does not fit; "binsearch": after that, search between the last size that
