@@ -68,7 +68,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
         - ``samples``: the number of samples (with a user's batch sampler, of batches) that all ranks have done.
         - ``order``: see :func:`~drivetrain.data.samplers.order_of`. ``data_ranks``: how many ranks share the data.
         - ``divided_from``: if the epoch was resumed with another batch size, the number of samples before that point.
-        - ``window``, ``gradients``: those of an incomplete window. ``logged``: running reductions of the epoch's values.
+        - ``window``, ``gradients``: for an incomplete window. ``logged``: running reductions of the epoch's values.
         - ``exact``: whether a run that resumes here equals an uninterrupted one.
         - ``cut_off``: true if the optimizer has stepped, but the rest of its batch did not run.
         - ``settled``: true if the log's flush, the validation and schedulers' steps after the last batch are done.
