@@ -47,7 +47,7 @@ from drivetrain.settings import DOCS
 from drivetrain.trainer.trainer import Trainer
 
 AUTOMATIC = "AUTOMATIC"
-"""The value of ``link_to`` with which an optimizer or a scheduler becomes the model's ``configure_optimizers``."""
+"""The value of ``link_to`` with which the model's ``configure_optimizers`` returns the optimizer or the scheduler."""
 
 
 _MODE = "yaml with file.py:Class"
@@ -56,7 +56,7 @@ _working_directory: ContextVar[str] = ContextVar("_working_directory", default="
 
 
 def _loaded(text: str) -> Any:
-    """Read YAML. Only while a command line is parsed may the text name, and so import, a ``file.py:Class``."""
+    """Read YAML. Import each ``file.py:Class`` in it while a command line is parsed; otherwise, leave these as text."""
     value, folder = get_loader("yaml")(text), _working_directory.get()
     return class_files.import_paths(value, folder) if folder else value
 
@@ -140,8 +140,8 @@ class LightningArgumentParser(ArgumentParser):
             optimizer_class: the optimizer, or a tuple of base classes whose subclasses are allowed.
             nested_key: the word before the dot.
             link_to: the option, such as "model.optimizer_init", whose value will be the optimizer's description for
-                :func:`~drivetrain.cli.instantiate_class`; by default the optimizer becomes the model's
-                ``configure_optimizers``.
+                :func:`~drivetrain.cli.instantiate_class`; by default the model's ``configure_optimizers``
+                returns the optimizer.
         """
         self._add_described(optimizer_class, nested_key, skip="params", title="The optimizer")
         self.optimizers[nested_key] = (optimizer_class, link_to)
@@ -241,7 +241,7 @@ class LightningArgumentParser(ArgumentParser):
 
 
 def class_of(given: type | Callable[..., Any]) -> type:
-    """Return ``given`` if it is a class; for a function, return a class that calls it, of the annotated return type."""
+    """Return ``given`` if it is a class; for a function, return a class whose objects are what the function returns."""
     return given if isinstance(given, type) else class_from_function(given)
 
 

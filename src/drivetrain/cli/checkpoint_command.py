@@ -34,7 +34,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain checkpoint") -> int:
     try:
         result, lines, code = _run(given)
         said = _json(result) if given.json else "\n".join(map(_escaped, lines))
-    except Exception as error:  # any, because Python's exit code 1 would mean "different" or "damaged"
+    except Exception as error:  # any exception, because Python's exit code 1 would mean "different" or "damaged"
         text = str(error) if isinstance(error, DrivetrainError) else f"{type(error).__name__}: {error}"
         if given.json:
             print(_json({"error": text}))

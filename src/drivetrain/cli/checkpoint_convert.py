@@ -28,7 +28,7 @@ from drivetrain.trainer.rank_parts import is_inside
 
 _OURS = ("drivetrain", "drivetrain-sharded")
 _FOLDERS = ("drivetrain-sharded", "dcp", "deepspeed")
-_LARGEST = 5 * 10**9  # the most bytes of a file in a model folder, by default, as in Hugging Face's folders
+_LARGEST = 5 * 10**9  # the default for the most bytes of a file in a model folder, as Hugging Face splits weights
 
 NO_DEEPSPEED = (
     "DeepSpeed's folders cannot be written: their files hold flat pieces whose boundaries depend on the number of "
@@ -95,10 +95,10 @@ def convert(
         TARGETS[to](found, staging / target.name, lost, notes, largest)
         _publish(staging, target)
     except OSError as error:
-        # another program created it after the check above; the error for a folder with files is ENOTEMPTY, not EEXIST
+        # another program created the target after the check above; for a folder with files, the error is ENOTEMPTY
         if target.exists():
             raise taken from error
-        # without the name of the temporary file
+        # the message must not contain the name of the temporary file
         plain = OSError(error.errno, os.strerror(error.errno)) if error.errno else error
         cure = (
             "Choose another name" if isinstance(error, FileExistsError) else "Free some space, or choose another place"
@@ -131,7 +131,8 @@ def _publish(staging: Path, target: Path) -> None:
     """Move the complete files to their place: the rank files, then the checkpoint. An existing file is never replaced.
 
     Raises:
-        OSError: ``target`` exists, or a file cannot be moved. Existing files are unchanged, and the moved ones removed.
+        OSError: ``target`` exists, or a file cannot be moved. Existing files are unchanged, and the files that were
+        already moved are removed.
     """
     moved: list[Path] = []
     try:
@@ -205,8 +206,8 @@ def _ours(found: Opened, lost: list[str]) -> dict[str, Any]:
     lost += noted
     if "drivetrain" in (plain.get("loops") or {}):
         plain["loops"] = {"drivetrain": plain["loops"]["drivetrain"]}
-    # A Trainer expects a random state in a checkpoint with drivetrain's version. The other program did not save one, so
-    # its "loops" stay without that version.
+    # A Trainer expects a random state in a checkpoint with drivetrain's version. A checkpoint of another program has no
+    # random state, so the version is not added to one that has the counters of a training ("loops").
     return plain if "loops" in tree else {**plain, **_versions()}
 
 

@@ -52,7 +52,7 @@ class _DcpTensor(StoredTensor):
         found = _load(self.folder / piece.file, piece.at, piece.length, self.called)  # type: ignore[operator]  # a local folder
         if not isinstance(found, Tensor) or (found.dtype, tuple(found.shape)) != (self.dtype, piece.shape):
             raise CheckpointError(f"{self.folder}: {self.called} is not what {_METADATA} says. Use another checkpoint.")
-        return found.resolve_conj().resolve_neg()  # because writers copy the tensor's bytes as they are in memory
+        return found.resolve_conj().resolve_neg()  # writers copy memory, which must hold the final values
 
 
 class _View(io.RawIOBase):

@@ -1,6 +1,4 @@
-"""``drivetrain checkpoint prune``: remove from a folder older checkpoints, and the files of saves that were
-interrupted.
-"""
+"""``drivetrain checkpoint prune``: remove older checkpoints, and the files of interrupted saves, from a folder."""
 
 from __future__ import annotations
 
@@ -35,11 +33,11 @@ _YOUNG = 3600  # seconds; a younger leftover may belong to a save that is runnin
 def prune(folder: str, keep: int | None = None, delete: bool = False) -> dict[str, Any]:
     """List what can be removed from ``folder``; with ``delete``, remove it.
 
-    These are never removed: the newest complete checkpoint; the best and the last checkpoint according to the state of
-    ModelCheckpoint in it; the targets of links; damaged files; files that drivetrain did not write.
+    These are never removed: the newest complete checkpoint; the best and the last checkpoint that a ModelCheckpoint has
+    recorded in this newest one; the targets of links; damaged files; files that drivetrain did not write.
 
     Args:
-        folder: the folder of a ModelCheckpoint, for example. Its subfolders are not searched.
+        folder: the folder of a ModelCheckpoint, for example. Subfolders are not searched.
         keep: how many of the newest complete checkpoints stay; ``None``: all of them, so that only files of interrupted
             saves are removed.
         delete: remove the files.

@@ -1,4 +1,4 @@
-"""Read the float32 weights in checkpoint folders of DeepSpeed's engine, which ZeRO has spread over ranks; needs no
+"""Read float32 weights that ZeRO has spread over ranks, from checkpoint folders of DeepSpeed's engine; needs no
 DeepSpeed.
 
 ZeRO flattens the parameters of each optimizer group into one vector. With stages 1 and 2 the ranks hold consecutive

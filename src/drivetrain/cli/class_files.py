@@ -30,7 +30,7 @@ def module_of(file: str, folder: str = "") -> ModuleType:
     """
     path = Path(folder, file).resolve()
     name = re.sub(r"\W|^(?=\d)", "_", path.stem)
-    for each in (name, f"{name}_{abs(hash(str(path)))}"):  # a module of another file may have the first name
+    for each in (name, f"{name}_{abs(hash(str(path)))}"):  # another file's module may already be called ``name``
         if (known := sys.modules.get(each)) is None:
             break
         if getattr(known, "__file__", None) == str(path):

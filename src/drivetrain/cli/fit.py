@@ -62,7 +62,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str], prog: str) -> int:
-    """Run the Trainer's method that ``prog`` ends with.
+    """Run the Trainer's method whose name is the last word of ``prog``.
 
     Returns:
         0. Exceptions of the training are not caught; wrong usage ends in ``SystemExit(2)``.

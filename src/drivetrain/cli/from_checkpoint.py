@@ -80,8 +80,8 @@ def hyperparameters(
 
 
 def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, any_class: bool) -> Namespace:
-    """Return ``config`` with the model's hyperparameters from a checkpoint. These take precedence; log the values of
-    ``config`` that they replace.
+    """Return ``config`` with the model's hyperparameters from a checkpoint. The hyperparameters take
+    precedence, and the values of ``config`` that they replace are logged.
 
     Args:
         parser: the parser of the subcommand.

@@ -77,8 +77,8 @@ def _first_the_subcommand(name: str, option: str) -> str:
 
 
 def _for_option(name: str, known: set[str], dashes: str) -> Iterator[str]:
-    """Yield suggestions for an option. Compare it only with options of the same group, so that a common prefix such as
-    "trainer." does not make two options similar.
+    """Yield suggestions for an option. Compare the option only with options of its own group, so that a common prefix
+    such as "trainer." does not make two options similar.
     """
     parent, dot, leaf = name.rpartition(".")
     sisters = {option.rpartition(".")[2] for option in known if option.rpartition(".")[0] == parent}

@@ -78,10 +78,10 @@ def words_to_call(module: str, first: str = "") -> list[str]:
 
     Args:
         module: the module.
-        first: a statement that runs before its import.
+        first: a statement that runs before ``module`` is imported.
     """
-    # sys.path[0] may be "", the working directory, from which main's module must not be imported. It is replaced and
-    # not removed, because the program's folder takes this place later.
+    # sys.path[0] may be "", the working directory, from which main's module must not be imported. This entry is
+    # replaced and not removed, because the program's folder takes this place later.
     begin = "import gc, sys; sys.path[0] = sys.path[0] or sys.executable"
     return ["-c", "; ".join(filter(None, (begin, first, f"from {module} import main", "sys.exit(main())")))]
 

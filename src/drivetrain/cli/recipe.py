@@ -26,7 +26,7 @@ _TIME = re.compile(r"\d+(-\d+)?(:\d+){0,2}")
 _METADATA = Later("importlib.metadata")  # slow to import, and no help of a command needs it
 _APP = "/app"  # the program's folder in an image
 _RESTARTS = 10
-_LONGEST_SIGNAL_S = 65_535  # seconds before a job's end: the earliest that SLURM can send a signal
+_LONGEST_SIGNAL_S = 65_535  # SLURM can send a signal at most this many seconds before a job's end
 _STOP_TIMEOUT_S = 600  # a copy of the Trainer's default, because importing the Trainer would take seconds
 
 _CLUSTERS = ("slurm", "trainjob", "ray", "sky", "dstack", "k8s", "docker")

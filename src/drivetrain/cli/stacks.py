@@ -1,4 +1,4 @@
-"""The command ``drivetrain stacks``: the positions of a running job's ranks, and the collectives in which they wait."""
+"""The command ``drivetrain stacks``: how far a running job's ranks are, and in which code or collective they are."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ class FolderLogger(Logger):
             minute and whenever the logger saves.
         name: the experiment's folder below ``save_dir``; "" or ``None`` for none.
         version: a number, a complete folder name, or ``None`` for the next free number. The number is chosen when a run
-            begins, or earlier when :attr:`version` or :attr:`log_dir` is read. At the same time, rank 0 creates the
-            folder, so that no other run gets the same number.
+            begins, or earlier when :attr:`version` or :attr:`log_dir` is read. Rank 0 then creates the
+            folder at once, so that no other run gets the same number.
         prefix: a text before every logged name, joined to it by a hyphen.
 
     Raises:
@@ -149,7 +149,7 @@ class FolderLogger(Logger):
         self._version = broadcast(self.version if rank_from_environ() == 0 else None)
 
     def leave_run(self) -> None:
-        """Remove the version's folder that this process has created if it is empty, because the processes that are
+        """If this process has created the version's folder, and the folder is empty, remove it: the processes that are
         about to be started choose a version themselves.
         """
         if self._made:

@@ -79,8 +79,8 @@ class Mirror:
                 self._uploaded[name] = found
 
     def release(self) -> None:
-        """Remove the folder. Call it after an upload, because a process that ends after a fork may leave its folder
-        behind.
+        """Remove the local folder. Call this after an upload: without the call, a process that ends after a fork may
+        leave its folder behind.
         """
         if self._removal is not None and self._owner == os.getpid():
             self._removal()

@@ -27,8 +27,8 @@ class RunLogger(Logger):
         prefix: prepended to every metric's name, joined by a hyphen.
         run_id: the id of a run to continue; ``None``: a new run.
         package: the name under which the service's package is imported and installed.
-        log_model: whether to upload checkpoints: True uploads those that are kept at the end of the run, "all" uploads
-            each one after it was written.
+        log_model: whether to upload checkpoints: True uploads the checkpoints that are kept at the end of the run,
+            "all" uploads each one after it was written.
 
     Raises:
         ConfigurationError: the package is not installed.

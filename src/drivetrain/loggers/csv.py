@@ -57,7 +57,7 @@ class CSVLogger(FolderLogger):
         self._flushed_at: int | None = None  # the first step of the unwritten rows
         self._columns: list[str] = []
         self._columns_in_file: list[str] = []
-        # The rows that belong into the file from byte `_offset` on. After a write, the last row stays in memory,
+        # The rows that belong in the file from byte `_offset` on. After a write, the last row stays in memory,
         # because values may still be added to it.
         self._rows: list[Row] = []
         self._offset = 0
@@ -87,7 +87,7 @@ class CSVLogger(FolderLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add ``metrics`` to the table; without a ``step``, it is that of the last row plus one."""
+        """Add ``metrics`` to the table; by default, ``step`` is the last row's step plus one."""
         self._open()
         if self._resumes_at:
             state, self._resumes_at = self._resumes_at, {}
@@ -207,8 +207,8 @@ class CSVLogger(FolderLogger):
         self._columns += [name for name in own if name not in self._columns]
 
     def _take_rows_back(self, rows: int, last: Row) -> None:
-        """Move rows from the table to ``metrics_replaced.csv``, except the first ``rows`` rows and, unless it is empty,
-        the row ``last`` after them. If the table does not have these rows, it is not changed.
+        """Keep the first ``rows`` rows of the table and, unless ``last`` is empty, the row ``last`` after them. Move
+        later rows to ``metrics_replaced.csv``. If the table does not have the rows to keep, it is not changed.
         """
         self._save()
         table = self._table
@@ -252,7 +252,7 @@ class CSVLogger(FolderLogger):
         self._keep_unwritten_rows()
 
     def _keep_unwritten_rows(self) -> None:
-        """Read the table again, and keep only those of this logger's rows in memory that the table does not contain."""
+        """Read the table again; from this logger's rows in memory, drop the values that the table contains."""
         self._read_table()
         if self._row_in_file and self._rows:
             first, written = self._rows[0], self._row_in_file
@@ -292,7 +292,7 @@ class CSVLogger(FolderLogger):
         return [_encode([[row.get(name, "") for name in self._columns]]) for row in self._rows]
 
     def _written(self, lines: list[bytes], offset: int) -> None:
-        """After rows were written from ``offset`` on, keep only the last one in memory, because values may still be
+        """After rows were written from ``offset`` on, keep only the last row in memory, because values may still be
         added to it.
         """
         self._offset = offset + sum(map(len, lines[:-1]))

@@ -46,7 +46,7 @@ class Logger(ABC):
     @property
     @abstractmethod
     def version(self) -> int | str | None:
-        """The version of the run, which tells it from the other runs of the experiment."""
+        """The version of the run, which differs from that of the experiment's other runs."""
 
     @property
     def save_dir(self) -> str | None:
@@ -114,8 +114,8 @@ class Logger(ABC):
 
     @abstractmethod
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Record ``metrics`` at ``step``, the position on the x axis, which is the number of batches after which an
-        optimizer has stepped.
+        """Record ``metrics`` at ``step``, the position on the x axis. In a fit, ``step`` counts the trained batches
+        from 0; the batches that are accumulated for one optimizer step count as one.
         """
 
     @abstractmethod
@@ -147,8 +147,8 @@ LoggerRegistry: Registry[Logger] = Registry("drivetrain.loggers", "logger", "log
 
 
 def logger_named(name: str, save_dir: str | os.PathLike[str]) -> Logger:
-    """Return a new logger of the class that is registered under ``name``; if it has an argument ``save_dir``, it gets
-    the given one.
+    """Return a new logger of the class that is registered under ``name``. The class gets ``save_dir`` if it has an
+    argument of this name.
 
     Raises:
         UnknownNameError: the name is unknown.

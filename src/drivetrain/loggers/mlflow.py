@@ -32,8 +32,8 @@ class MLFlowLogger(Tables):
             it is not set, ``save_dir``.
         tags: the run's tags.
         save_dir: a local folder in which MLflow stores everything; ignored if there is a ``tracking_uri``.
-        log_model: whether to upload checkpoints as artifacts: True uploads those that are kept at the end of the run,
-            "all" uploads each one after it was written.
+        log_model: whether to upload checkpoints as artifacts: True uploads the checkpoints that are kept at the end of
+            the run, "all" uploads each one after it was written.
         prefix: prepended to every metric's name, joined by a hyphen.
         artifact_location: the location of a new experiment's artifacts; ``None``: the store's default.
         run_id: the id of a run to continue.

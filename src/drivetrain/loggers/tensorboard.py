@@ -30,8 +30,8 @@ with on_first_use:
 
 
 _WRITER_ARGUMENTS = ("comment", "purge_step", "max_queue", "flush_secs", "filename_suffix")
-"""The arguments of SummaryWriter, except the folder. They are listed here, because importing SummaryWriter to read them
-is slow.
+"""The arguments of SummaryWriter, except the folder. The arguments are listed here, because importing SummaryWriter to
+read them is slow.
 """
 
 _RESUMED = ".resumed"  # a part of the names of event files that were written after a run was resumed
@@ -104,7 +104,7 @@ class TensorBoardLogger(FolderLogger):
 
     @property
     def log_dir(self) -> str:
-        """This run's folder, including ``sub_dir``, which is created when the first value is written."""
+        """This run's folder, including ``sub_dir``; the folder is created when the first value is written."""
         return os.path.join(super().log_dir, self._sub_dir) if self._sub_dir else super().log_dir
 
     @property
@@ -225,8 +225,8 @@ class TensorBoardLogger(FolderLogger):
         return {**self._place(), **(self._resumes_at or {"files": dict(self._sizes), "last": dict(self._last)})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the event files of ``state``, if the folder has them. Their later events are moved away when the
-        next value is logged.
+        """Continue the event files of ``state``, if the folder has them. Later events in these files are moved away
+        when the next value is logged.
         """
         if (state["files"] and not self.numbers_runs) or self._continues:
             self._resumes_at = {name: {**state[name]} for name in ("files", "last")}

@@ -15,8 +15,8 @@ from drivetrain.loggers._run import RunLogger, array_of, flat, mapping_of
 class TrackioLogger(RunLogger):
     """Logs to a run of Trackio: a database on this machine, whose contents ``trackio show`` shows in a browser.
 
-    The environment variable ``TRACKIO_DIR`` names the database's folder. It must be set before trackio is imported. A
-    fit that resumes from a checkpoint continues the run that wrote it.
+    The environment variable ``TRACKIO_DIR`` names the database's folder. The variable must be set before trackio is
+    imported. A fit that resumes from a checkpoint continues the run that wrote it.
 
     Args:
         project: the project; ``None``: the environment variable ``TRACKIO_PROJECT``, or if it is not set,

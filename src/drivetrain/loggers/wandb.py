@@ -66,8 +66,8 @@ class WandbLogger(Tables):
         anonymous: log without an account.
         project: the project; ``None``: the environment variable ``WANDB_PROJECT``, or if it is not set,
             "lightning_logs".
-        log_model: whether to upload checkpoints: True uploads those that are kept at the end of the run, "all" uploads
-            each one after it was written.
+        log_model: whether to upload checkpoints: True uploads the checkpoints that are kept at the end of the run,
+            "all" uploads each one after it was written.
         experiment: an existing run from ``wandb.init``.
         prefix: prepended to every metric's name, joined by a hyphen.
         checkpoint_name: the name of the artifact with checkpoints; ``None``: ``model-<run id>``.

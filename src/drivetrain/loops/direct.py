@@ -4,11 +4,12 @@
 Torch's public methods do more than the computation. ``zero_grad`` and ``step`` open a profiler range, ``step`` looks
 for hooks, ``backward`` checks its arguments. :func:`bind` returns functions that only compute: they clear the gradients
 of the optimizer's parameters, call the autograd engine as ``torch.autograd`` calls it, and run the method ``step`` of
-the optimizer's class under ``no_grad``, without its decorators. Both ways, the resulting tensors are equal bit for bit.
+the optimizer's class under ``no_grad``, without its decorators. Public and direct calls compute tensors that are equal
+bit for bit.
 
 User code cannot observe the difference. :func:`_reason` checks once the conditions that cannot change while a step is
 bound. Each function checks the other conditions in every call, and makes the public call if one of them is not met.
-A batch that makes all three calls checks only once, in the first of them, whether a profiler or a mode watches them.
+If a batch makes all three calls, only the first call checks whether a profiler or a mode of torch watches them.
 Before the first step with an optimizer class, :func:`bind` trains a toy model with the public and with the direct
 calls, and compares the results. If the results differ, or torch lacks a private name that the direct calls need, a step
 makes the public calls.
@@ -56,7 +57,7 @@ _CLIPPING_OF_STRATEGIES = {
 }  # fmt: skip
 _CLASSES = (each for each in vars(torch.optim).values() if isinstance(each, type) and issubclass(each, Optimizer))
 _KINDS = {*_CLASSES} - {Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam}  # without closures and sparse gradients
-_EQUAL: dict[type[Optimizer], bool] = {}  # class -> whether both ways train a toy model to equal numbers
+_EQUAL: dict[type[Optimizer], bool] = {}  # class -> whether direct calls train a toy model as public ones do
 
 
 Train = Callable[[Tensor | None, bool, bool], None]
@@ -66,7 +67,7 @@ and steps the optimizer if ``steps``.
 
 
 class Calls(NamedTuple):
-    """The direct calls of a step: ``train`` makes all three, the methods make one each."""
+    """Direct versions of ``zero_grad``, ``backward`` and ``step``: ``train`` makes all three calls, each method one."""
 
     train: Train
 
@@ -86,7 +87,8 @@ def bind(run: Run, optimizer: Optimizer) -> Calls | None:
     """Return the direct calls of a step; ``None`` if the step must make the public calls, for example because user code
     overrides one of them.
 
-    The function writes its choice and the reason into the run's plan, and logs them at level DEBUG when they change.
+    The function writes its choice and the reason into the run's plan (the list of what the Trainer has decided), and
+    logs them at level DEBUG when they change.
     """
     reason = _reason(run, optimizer)
     choice = "public calls" if reason else "direct calls"
@@ -110,7 +112,7 @@ def bind(run: Run, optimizer: Optimizer) -> Calls | None:
 
 
 def _show(run: Run, decision: Decision) -> bool:
-    """Put ``decision`` into the plan, replacing an earlier one about the same subject; return whether it is new."""
+    """Put ``decision`` into the plan in place of an earlier one on its subject; return whether the plan has changed."""
     plan = run.engine.plan
     if decision in plan.decisions:
         return False
@@ -177,7 +179,7 @@ def _of_optimizer(optimizer: Optimizer) -> str:
 
 
 def _of_toy(kind: type[Optimizer]) -> str:
-    """Return why direct calls may compute other numbers; "" if they train a toy model to the same as public calls."""
+    """Return why direct calls may compute other numbers; "" if they train a toy model exactly as public calls do."""
     if kind not in _EQUAL:
         if _toys_are_seen():
             return "a profiler, a mode or a hook on all optimizers is active, which would see a toy that is trained"
@@ -191,7 +193,7 @@ def _of_toy(kind: type[Optimizer]) -> str:
 
 
 def _toys_are_seen() -> bool:
-    """Whether a profiler, a mode or a hook on all optimizers is active, which would see a toy model being trained."""
+    """Whether a profiler, a mode of torch or a hook on all optimizers would see the training of a toy model."""
     names = _names()
     return bool(names.is_watched() or names.before_steps or names.after_steps)
 
@@ -240,7 +242,7 @@ def _direct(
     optimizer: Optimizer, comm_hooks: list[Any], kernels: Sequence[Kernel] = (), run: Run | None = None
 ) -> Calls:
     """Return the direct calls of a step. Each makes the public call if a hook, a profiler or a replaced method has
-    appeared later. A fit that saves on exceptions has hooks that only set ``kept.stepping``; a direct step sets it.
+    appeared later. A direct step itself sets ``kept.stepping``, and does not call the hooks that exist only to set it.
     """
     names, kept, slot = _names(), KeptStates() if run is None else run.kept, [0] if run is None else run.progress.slot
     is_watched, before_steps, after_steps, ones = names.is_watched, names.before_steps, names.after_steps, names.ones
@@ -389,10 +391,10 @@ class _Names(NamedTuple):
         before_steps, after_steps: the hooks on the steps of all optimizers.
         decorators: the code objects of the functions that torch puts around ``step``.
         ones: for each dtype, the gradient of a loss on the host with respect to itself: the number 1. A step creates a
-            new tensor instead if a hook may change this one, or has changed it.
+            new tensor instead if a hook may change the stored tensor, or has changed it.
         multiplying: see :func:`_multiplying_nodes`; filled before the first step.
-        around_engine: the function that ``torch.autograd`` calls for a backward pass. It calls ``run_engine``, the
-            autograd engine, and logs the nodes of the graph if ``logger`` has the level DEBUG.
+        around_engine: the function that ``torch.autograd`` calls for a backward pass. This function calls
+            ``run_engine``, the autograd engine, and logs the nodes of the graph if ``logger`` has the level DEBUG.
         missing: the first private name that the installed torch lacks; ``None`` if torch has all of them.
     """
 

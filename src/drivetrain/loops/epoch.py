@@ -39,9 +39,9 @@ class Bound:
     The loop creates this object when an epoch begins, and a new one when ``run.stale`` is true: the run has changed.
 
     Attributes:
-        finish_window: called after the step, on a window's last batch.
-        windowed: the number of batches in the epoch, whose end may shorten the last window, so that its gradients are
-            divided by fewer batches; ``inf``: they are divided as in a full window.
+        finish_window: called after the step, on the last batch of a window (the batches of one optimizer step).
+        windowed: the number of batches in the epoch, so that its last window divides gradients by the number of batches
+            that are left; ``inf``: the last window divides them as a full window does.
         has_follow_up: a validation, or a scheduler with a monitored value, may follow any batch.
         has_start: something may happen between the fetch of a batch and its step.
         accumulates: a window may have several batches.
@@ -66,7 +66,7 @@ class Bound:
         self.module_batch_start = hooks.bind_batch_start()
         self.batch_end = hooks.bind("on_train_batch_end")
         self.accumulate, window = limits.accumulate, run.window
-        self.accumulates = limits.accumulate > 1 or window.batches_done > 0  # a resumed window has batches already
+        self.accumulates = limits.accumulate > 1 or window.batches_done > 0  # a resumed window has done batches
         if not self.accumulates:
             window.size = 1
         batches = run.progress.num_training_batches
@@ -144,9 +144,9 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
             bound.flushed_window += bound.log_every
         for hook in bound.batch_end:
             hook(outputs_for_hooks(output), batch, batch_idx)
-        if run.stop is not None:  # another thread sets it
+        if run.stop is not None:  # another thread sets ``run.stop``
             run.stop.at_batch_end()
-        if progress.loss_wanted:  # the thread of a progress bar sets it
+        if progress.loss_wanted:  # a progress bar's thread sets ``loss_wanted``
             read_loss(run, output)
 
         if is_last:
@@ -178,8 +178,8 @@ def read_loss(run: Run, output: Any) -> None:
 def after_batch(run: Run, bound: Bound) -> None:
     """Finish a batch: flush the log, validate, step the schedulers that monitor a value.
 
-    An exception may come at any point: the phase and ``flush_due`` record which steps are done. A run that resumes from
-    a checkpoint saved at such a point skips these steps.
+    An exception may come at any point: ``progress.phase`` and ``progress.flush_due`` record which of these actions are
+    done. A run that resumes from a checkpoint saved at such a point skips the actions that are done.
     """
     progress, window = run.progress, run.window
     phase = progress.phase
@@ -206,7 +206,7 @@ def after_batch(run: Run, bound: Bound) -> None:
         bound.schedules.advance_step(bound.schedules.step_plateau)
     progress.enter(Phase.FETCH)
     if validates and window.batches_done > 0 and bound.keep_start is not None:
-        bound.keep_start()  # inside a window: a run resumed at the window's start would validate again
+        bound.keep_start()  # a run that resumed at the earlier start of this window would validate again
 
 
 def validates_late(run: Run) -> bool:
@@ -228,8 +228,8 @@ def validate_late(run: Run) -> None:
 def validate(run: Run, extra: bool) -> None:
     """Validate inside a fit.
 
-    ``extra``: this validation only runs because of a request to stop. A run without that request would not draw its
-    random numbers, so the random generators are restored afterwards.
+    ``extra``: this validation only runs because of a request to stop. A run without that request would not validate
+    here, and would draw no random numbers for it. So the random generators are restored after the validation.
     """
     progress = run.progress
     run.kept.before_validation = validation_start(run)
@@ -251,7 +251,9 @@ def validate(run: Run, extra: bool) -> None:
 
 @contextmanager
 def draws_undone(run: Run, loaders: Sequence[Any]) -> Iterator[None]:
-    """Context that restores the random generators at its end. A checkpoint saved inside contains the same states."""
+    """Context that restores the random generators at its end. A checkpoint saved inside the context contains the states
+    that will be restored.
+    """
     new = [part for loader in loaders for part in parts_of(loader) if kept_iterator(part) is None]
     run.kept.draws_undone = True
     try:

@@ -33,7 +33,7 @@ Stage = Literal["validate", "test", "predict", "sanity_check"]
 
 
 class _Kind(NamedTuple):
-    """The properties of an evaluation stage: the logbook's group, the word in hook names, and the first phase."""
+    """The properties of a stage: its name in the log, the word in its hooks' names, and the first of its phases."""
 
     group: str
     word: str
@@ -53,7 +53,7 @@ _READ_AT = 64  # number of batches whose per-step values are kept on the device 
 
 class Sink:
     """Receives the outputs of the steps of one evaluation loader. This base class, which a sanity check uses, discards
-    them.
+    the outputs.
 
     Attributes:
         loader: the object to iterate over: the evaluation loader, or a wrapper that records indices.
@@ -87,7 +87,7 @@ class _StepValues(Sink):
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
         if values := self._run.book.step_values(self._group):
             self._rows.append((self._first_step + batch_idx, values))
-        if (batch_idx + 1) % _READ_AT == 0:  # the number of batches is equal on all ranks, that of rows may not be
+        if (batch_idx + 1) % _READ_AT == 0:  # ranks have equally many batches, but maybe not equally many rows
             self._publish()
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ def predict(run: Run, predictions: Predictions) -> list[Any]:
         return []
     strategy = run.engine.strategy
     if strategy.facts.is_distributed:
-        if 0 in strategy.data.ranks:  # other groups of ranks got the same data, and have the same outputs
+        if 0 in strategy.data.ranks:  # other groups of ranks have the data and outputs of this group
             everyones = strategy.data.gather_objects(predictions.outputs)
             predictions.outputs = [_in_order(parts) for parts in zip(*everyones, strict=True)]
         if not strategy.is_global_zero:
@@ -187,8 +187,8 @@ def evaluate(
 
     Args:
         run: the run to evaluate.
-        stage: determines which hooks and which step run. A sanity check runs those of validation, and discards the
-            logged values.
+        stage: determines which hooks and which step run. A sanity check runs the hooks and the step of validation, and
+            discards the logged values.
         loaders: the loaders, evaluated in this order, with one pass over each.
         predictions: collects the outputs of the steps.
 
@@ -271,7 +271,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     rows: list[Row] = []
     if stage != "sanity_check":
         in_fit = progress.fn == "fit"
-        between_steps = not in_fit or run.window.batches_done > 0  # the x axis is then the next step
+        between_steps = not in_fit or run.window.batches_done > 0  # then log at the next step
         step = progress.stepped_batches if between_steps else progress.logger_step
         rows = run.publish(book.epoch_values(group), step, read_all=not in_fit)
     book.reset(group)
@@ -337,7 +337,7 @@ def _evaluate_loader(
         if uneven is not None and batch_idx >= uneven_from:
             uneven.end()
         sink.write(batch_idx, outputs, repeated)
-        if run.stop is not None:  # another thread sets it
+        if run.stop is not None:  # another thread sets ``run.stop``
             run.stop.at_batch_end()
         slot[0] = fetch
     if progress.eval_batch_idx < 0 and source.num_batches:
@@ -373,7 +373,7 @@ def bind_eval_step(
     parameters = inspect.signature(fn).parameters
     kinds = [parameter.kind for parameter in parameters.values()]
     by_place = inspect.Parameter.VAR_POSITIONAL in kinds
-    if run.engine.strategy.facts.earlier.step_arguments:  # earlier generations pass the third argument by position
+    if run.engine.strategy.facts.earlier.step_arguments:  # earlier versions pass dataloader_idx by position
         by_place = by_place or positional_arity(fn) > 2
     as_third = "dataloader_idx" not in parameters and by_place
     takes_index = "dataloader_idx" in parameters or as_third or inspect.Parameter.VAR_KEYWORD in kinds

@@ -64,7 +64,7 @@ def _prepare(run: Run) -> None:
     if run.kept.saves_on_exception:
         run.hooks.completes = frozenset({"on_train_batch_end", "on_validation_end", "on_train_epoch_end"})
     if run.restart is not None:
-        run.agree_to_stop()  # a callback may request the stop again that it requested before the checkpoint
+        run.agree_to_stop()  # a callback may have repeated the request to stop that it made before the checkpoint
         run.loaders.restore_ages(run.restart.get("loaders", {}))
     sanity_check(run)
     restore_validation_loaders(run)
@@ -107,11 +107,11 @@ def _end_epoch(run: Run) -> None:
 
 
 def _close_epoch(run: Run) -> None:
-    """Finish an epoch after its end hooks, including those that save.
+    """Finish an epoch after its end hooks, which may have saved a checkpoint.
 
-    A run that resumes from a checkpoint that these hooks saved logs the epoch's values again, even if the earlier run
-    has logged them: a duplicate row is better than a missing one. The schedulers step last, because after a later
-    failure, a run that resumes would step them a second time.
+    A run that resumes from this checkpoint calls this function again. It logs the epoch's values again, even if the
+    earlier run has logged them: a duplicate row is better than a missing one. The schedulers step last: if something
+    failed after their step, the resumed run would step them a second time.
     """
     progress, book = run.progress, run.book
     if run.validates_last:
@@ -124,7 +124,7 @@ def _close_epoch(run: Run) -> None:
     # The bar shows these values even in an epoch without a flush; it prefers an epoch's value to a step's.
     book.read([row for row in rest if row.entry.to_bar and row.name not in final])
     run.hooks.notify("values_left", rest)
-    if not progress.epoch_cut:  # a run that resumes here may complete the epoch
+    if not progress.epoch_cut:  # else a resumed run may complete the epoch
         schedules = Schedules(run)
         schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)
         if run.settings.fast_dev_run:

@@ -1,4 +1,6 @@
-"""Read the ledger of a training, and report on what its runs spent their time and how often they should save."""
+"""Read a training's ledger (the file in which its runs record times); report on what the runs spent their time, and how
+often they should save.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ WITHOUT_FAILURE_S = 600.0
 """Until the first failure, the mean time between failures is taken to be the running time plus these seconds."""
 
 FIRST_SAVE_S = 1.0
-"""The training time before the first save. It is short, because only a save shows how long a save takes."""
+"""The training time before the first save. This time is short, because only a save shows how long a save takes."""
 
-_WORK = PARTS[:-1]  # their time is lost if no later run continues from their steps
+_WORK = PARTS[:-1]  # the time of these parts is lost if the next run has to repeat the work
 _LONGEST_S = 1e12  # below this limit, sums stay finite
 
 
@@ -50,9 +52,9 @@ class Report:
 
     Attributes:
         seconds: the seconds of each part. "step": training steps that count, with their hooks and logging; "data":
-            waiting for a batch; "validation"; "save": waiting for checkpoints; "start": from the start of the process
-            to the first batch, except the time in other parts, and the time after the last epoch; "lost": the work
-            after the step at which the next run resumed; "idle": between two runs.
+            waiting for a batch; "validation"; "save": waiting for checkpoints; "start": the time
+            after the last epoch, and the time from the start of the process to the first batch that is in no other
+            part; "lost": the work after the step at which the next run resumed; "idle": between two runs.
         wall_s: the wall time in seconds. The parts add up to it.
         runs: the number of runs.
         failures: runs that an exception or a kill has ended. The last run does not count if its end is not recorded,

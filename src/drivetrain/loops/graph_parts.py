@@ -31,12 +31,11 @@ class CannotRecord(Exception):
 
 
 def signature(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], list[Tensor]]:
-    """Return the batch's signature, which is everything in ``batch`` except the numbers in its tensors, and these
-    tensors. A graph is valid for batches with one signature.
+    """Return the signature of ``batch``, and the tensors in it. The signature is everything in the batch except the
+    numbers in its tensors. A graph is valid for batches with one signature.
 
     Raises:
-        CannotRecord: the batch holds an object that is not plain data, or a tensor that a replay cannot copy its values
-            from.
+        CannotRecord: the batch holds an object that is not plain data, or a tensor whose values a replay cannot copy.
     """
     found: list[Any] = []
     tensors: list[Tensor] = []
@@ -80,8 +79,9 @@ class Watched:
     optimizer options, tensors.
 
     Args:
-        module: the user's module. Its attributes, those of its layers, and the containers in them are watched.
-        optimizer: the optimizer of the step. Its learning rates are not watched, because the graph reads them from the
+        module: the user's module. The module's attributes, those of its layers, and the containers in these attributes
+        are watched.
+        optimizer: the optimizer of the step. The learning rates are not watched, because the graph reads them from the
             device.
     """
 
@@ -119,7 +119,7 @@ class Watched:
                     return f"{name}.{list(place)[index]}" if isinstance(place, dict) else name
         if gradient_facts(self.tensors) != self._of_tensors:
             return "a parameter or a buffer (its memory, whether it requires gradients, or a hook)"
-        self._learn()  # the values are equal, but new objects: watch those
+        self._learn()  # equal values in new objects: watch the new objects
         return ""
 
 
@@ -298,9 +298,9 @@ class DeviceRates:
 def _has_fused_kernel(optimizer: Optimizer) -> bool:
     """Return whether a :class:`DeviceRates` lets the optimizer step with torch's fused kernel.
 
-    SGD has no other kernel that reads learning rates from the device. Adam and AdamW have one, ``capturable``, which is
-    slower than ``fused``. They use it only if the user has chosen a kernel, or for 64-bit parameters, because fused
-    kernels read learning rates in 32 bits.
+    SGD has no other kernel that reads learning rates from the device. Adam and AdamW also have ``capturable``, which is
+    slower than ``fused``. It is used only where ``fused`` is not: if the user has chosen a kernel, and for 64-bit
+    parameters, because fused kernels read learning rates in 32 bits.
     """
     if type(optimizer) not in (Adam, AdamW):
         return type(optimizer) is SGD

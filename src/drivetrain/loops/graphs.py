@@ -5,8 +5,8 @@ with a signature run without a graph, on a side stream. Then the step is recorde
 runs twice from the same state: once without the graph, once as a replay. The graph is kept if all changed, logged and
 returned values of both are equal bit for bit; with "auto", only if the replay is also faster.
 
-A replay runs no Python. Python objects that the step has read are watched (:class:`Watched`), and a change of one of
-them drops all graphs. So this module advances the loop's counters after a replay.
+A replay runs no Python. So this module advances the loop's counters after a replay. It also watches the Python objects
+that the step has read (:class:`Watched`), and drops all graphs when one of these objects has changed.
 
 [Note: the same numbers with and without a graph]
 A run with graphs reads learning rates and step counts from the device in every step, replayed or not, as torch does
@@ -60,7 +60,7 @@ FASTER = 0.98
 MOST_GRAPHS = 8
 """How many signatures are recorded at most: each graph holds the memory of a step."""
 MOST_CHANGES = 8
-"""How often the graphs are dropped because a watched object has changed. After the next change, steps run without
+"""How often all graphs may be dropped because a watched object has changed. After a further change, steps run without
 graphs for the rest of the fit.
 """
 
@@ -92,7 +92,7 @@ class _Recorded:
         replay: runs the graph; ``None``: there is no graph.
         inputs: the tensors from which the graph reads the batch. output, calls: the recorded step's result and its
             calls of ``self.log``.
-        steps: the number of optimizer steps in a recorded step. window: the state of the run's window after a recorded
+        steps: the number of optimizer steps in a recorded step. window: the state of ``run.window`` after a recorded
             step.
         gradients: pairs of a parameter and the gradient that the graph writes for it.
     """
@@ -117,7 +117,7 @@ class GraphedSteps:
         self._run = run
         self._recorder: Any = None
         self._rates: DeviceRates  # set by use()
-        self._optimizer: Optimizer | None = None  # the one that reads its rates from the device
+        self._optimizer: Optimizer | None = None  # the optimizer whose rates are on the device
         self._known: dict[Any, _Recorded] = {}
         self._watched: Watched | None = None
         self._changes = 0
@@ -208,7 +208,7 @@ class GraphedSteps:
     def _replayed(self, known: _Recorded, tensors: Sequence[Tensor]) -> Any:
         run = self._run
         run.progress.slot[0] = _OPTIMIZER_STEP
-        run.kept.stepping = True  # an exception may find changed parameters before the steps are counted
+        run.kept.stepping = True  # an exception before count_steps may leave changed parameters
         self._replay(known, tensors)
         run.progress.count_steps(known.steps)
         run.kept.stepping = False
@@ -229,7 +229,9 @@ class GraphedSteps:
                 parameter.grad = gradient
 
     def _log(self, calls: Sequence[tuple[Any, ...]], known: _Recorded | None = None) -> None:
-        """Repeat the ``self.log`` calls of a step; with ``known``, its next replay overwrites the logged tensors."""
+        """Repeat the ``self.log`` calls of a step. ``known``: the logged tensors belong to its graph, whose next replay
+        overwrites them.
+        """
         book = self._run.book
         for name, value, options, batch_size in calls:
             entry = None if book.scope is None else book.scope.entries.get(name)
@@ -327,8 +329,8 @@ class GraphedSteps:
         return output
 
     def _judge(self, known: _Recorded) -> None:
-        """Decide after equal trials whether to keep a graph: always if ``cuda_graphs=True``, else if it is faster."""
-        plain, replayed = (min(each) * 1000 for each in known.times)  # the first replay also loads the graph
+        """Keep a graph whose trials had equal results: always if ``cuda_graphs=True``, otherwise if it is faster."""
+        plain, replayed = (min(each) * 1000 for each in known.times)  # min: the first replay is slow
         shapes = " + ".join("x".join(map(str, each.shape)) or "1" for each in known.inputs)
         figures = f"{replayed:.3f} ms replayed, {plain:.3f} ms without a graph, equal bit for bit in {TRIALS} steps"
         known.kept = self._run.settings.cuda_graphs is True or replayed < FASTER * plain

@@ -6,7 +6,7 @@ makes one call per operation, and the loop one per operation and parameter. Each
 each parameter, so for most optimizers the numbers are equal bit for bit (``_EQUAL``). ``foreach`` is faster for many
 small parameters, and slower if the parameters do not fit into the processor's cache. ``fused`` makes one call for all
 operations and parameters. It is faster at any size, but rounds differently. benchmarks/optimizer_kernels.py measures
-both. On other devices torch chooses ``foreach`` itself, and this module chooses nothing.
+these speeds. On other devices torch chooses ``foreach`` itself, and this module chooses nothing.
 
 The options of an optimizer belong to the user, and checkpoints contain them. A kernel is therefore set only while the
 optimizer steps. The loop is set in this way, too (``foreach=False``), because without a set kernel torch inspects each
@@ -38,7 +38,7 @@ _FEWEST, _MOST_NUMBERS = 12, 300_000
 """``foreach`` is faster with at least 12 parameters whose number of elements is at most 300,000 in total."""
 
 _DTYPES = (torch.float32, torch.float64)
-"""The types for which a kernel is chosen. In narrower ones ``foreach`` rounds differently, and ``fused`` has lost
+"""The types for which a kernel is chosen. In narrower types, ``foreach`` rounds differently, and ``fused`` has lost
 updates (pytorch#191763).
 """
 

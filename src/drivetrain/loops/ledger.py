@@ -36,7 +36,7 @@ which the checkpoint was saved, and this time belongs to "start".
 """
 _BEFORE_A_BATCH[Phase.BATCH_START] = _STEP
 
-_RECORDS_PER_AGE, _EVERY_S = 100, (1.0, 60.0)  # a record after each 1 % of a run's age, but after 1 s to 60 s
+_RECORDS_PER_AGE, _EVERY_S = 100, (1.0, 60.0)  # between two records: 1 % of the run's age, at least 1 s, at most 60 s
 
 
 class TimedSlot:
@@ -123,7 +123,7 @@ class Ledger:
         with contextlib.suppress(OSError):
             found, unread = read(self.path)
         earlier = [each for each in found if each["run"] != self._id]
-        self._report = account([*earlier, self._begun, self._begin], unread)  # the file may lack these two
+        self._report = account([*earlier, self._begun, self._begin], unread)  # the file lacks both if a write failed
 
     def report(self) -> Report | None:
         """Return the report of the ledger, until now; ``None`` before the training begins."""

@@ -78,7 +78,7 @@ def check_counts(counts: Sequence[float], word: str) -> None:
     loader.
 
     Raises:
-        ConfigurationError: only some ranks have batches; the others could not take part in their collectives.
+        ConfigurationError: only some ranks have batches; those without a batch would not take part in collectives.
     """
     if 0 in counts and any(counts):
         raise ConfigurationError(
@@ -88,7 +88,7 @@ def check_counts(counts: Sequence[float], word: str) -> None:
 
 
 def order_shared(loader: Any) -> str:
-    """Return a text for :func:`check_orders` that is equal on all ranks if their loaders have one order of samples."""
+    """Return a text for :func:`check_orders` that is equal on all ranks if their loaders have the same order."""
     if isinstance(loader, CombinedLoader):
         return " and ".join(map(order_shared, loader.flattened))
     batches = rank_batches(loader)
@@ -217,7 +217,7 @@ class Loaders:
     ) -> Loaders:
         """Return a copy that has the same sources and has created no loader."""
         other = replace(self, limit=limit, call=call, epoch=epoch)
-        other._nested = self._nested  # the same dictionary, so that :meth:`made` of both returns the newest loaders
+        other._nested = self._nested  # shared, so that :meth:`made` returns the newest loaders for ``other``, too
         return other
 
     def is_passed(self, stage: str) -> bool:
@@ -298,14 +298,13 @@ class Loaders:
         return {"data_ranks": ranks, **divided}
 
     def divide_from(self, done: int, shares: bool = False) -> int:
-        """Divide the rest of the current epoch among the ranks again, from sample ``done`` on, counted over all ranks;
-        0: from the epoch's start.
+        """Divide again among the ranks those samples of the current epoch that follow the first ``done`` samples.
 
-        With one rank, a copy that draws through a :class:`RankBatches` replaces the training loader if ``done`` is not
-        0 or ``shares``.
+        With one rank, the training loader may have no :class:`RankBatches`. If ``done`` is not 0, or if ``shares`` is
+        true, a copy of the loader that draws through a :class:`RankBatches` replaces it.
 
         Returns:
-            As how many batches the first ``done`` samples count.
+            The number of batches that the first ``done`` samples count as.
         """
         batches = rank_batches(self.training())
         if batches is None and (done or shares):
@@ -371,11 +370,10 @@ class Loaders:
             source.num_batches = count_batches(source.loader, self.limit(stage), _limit_name(stage))
 
     def reload(self, stage: str, every: int) -> bool:
-        """Discard the loaders of ``stage`` if they are ``every`` epochs old (0: never). Return whether they were
-        discarded.
+        """If the loaders of ``stage`` are ``every`` epochs old (0: never), discard them and return true.
 
-        Loaders that the caller passed are kept, because only a hook can create new ones; for them, too, the result is
-        true.
+        Loaders that the caller passed are kept, because only a hook can create new ones; the result is true for them,
+        too.
         """
         age = self.epoch() - self.made_in.get(stage, self.epoch())
         if not every or age < every:
@@ -399,7 +397,7 @@ class Loaders:
         return None
 
     def _prepared(self, stage: str) -> tuple[Any, bool]:
-        """Return the checked and prepared loaders of ``stage``, and whether they form a tree.
+        """Return the checked and prepared loaders of ``stage``, and whether they form a tree (a list or a dictionary).
 
         A CombinedLoader does not count as a tree.
         """
@@ -426,7 +424,7 @@ class Loaders:
                 loader = without_shuffle(loader)
             if stage == "predict":
                 loader = with_every_sample(loader)
-            if shares:  # combined loaders advance at different speeds: pad them, so that all ranks' batches are equal
+            if shares:  # combined loaders advance at different speeds, so each needs equal lengths on all ranks
                 loader = familiar.share(strategy, loader, settings.split_batches, pads=several)
             loader = strategy.process_dataloader(loader) if has_last_word else loader
             log_fetching(loader)

@@ -15,8 +15,8 @@ State = dict[str, Any]
 
 _HOLDERS = (nn.Module, list, tuple, dict)
 _OF_TORCH = frozenset(vars(nn.Module()))
-"""The attributes that torch gives every module, such as its hooks. :func:`metrics_in` does not search them, because it
-visits submodules anyway.
+"""The attributes that torch gives every module, such as its hooks. :func:`metrics_in` does not search them, because the
+function visits submodules anyway.
 """
 
 
@@ -68,7 +68,7 @@ def state_of(metric: nn.Module) -> State:
 
 
 def set_state(metric: Any, saved: State, forget: bool = True) -> None:
-    """Restore a state of :func:`state_of`; ``forget``: drop the cached result of ``compute`` of the previous state."""
+    """Restore a state of :func:`state_of`; ``forget``: drop the result of ``compute`` cached for the previous state."""
     for key, value in saved["states"].items():
         setattr(metric, key, value.to(metric.device) if isinstance(value, Tensor) else value)
     metric._update_count = saved["updates"]
@@ -77,8 +77,8 @@ def set_state(metric: Any, saved: State, forget: bool = True) -> None:
 
 
 def merged_states(metric: Any, saved: Sequence[State]) -> tuple[State, list[str]]:
-    """Return the state as of one metric object that has seen the samples of all ``saved`` states; the initial state if
-    ``saved`` is empty.
+    """Return the state that a metric object would have if it had seen the samples of all ``saved`` states; its initial
+    state if ``saved`` is empty.
 
     Returns:
         The state, and the names of its parts that are taken from the first of ``saved`` alone, because the metric

@@ -23,9 +23,9 @@ from drivetrain.strategies.step import Step as StepVerbs
 Step = Callable[[Any, int, int, bool, int], Any]
 """``step(batch, batch_idx, position, last, divisor)`` returns what ``training_step`` returned.
 
-``position`` is the batch's number in its window, from 1. ``last``: the window ends with this batch. The step divides
-the loss by ``divisor``, the expected number of batches in the window, and adds its optimizer steps to
-``progress.global_step``.
+``position`` is the batch's number in its window (the batches of one optimizer step), from 1. ``last``: the window ends
+with this batch. The step divides the loss by ``divisor``, the expected number of batches in the window, and adds its
+optimizer steps to ``progress.global_step``.
 """
 
 TrainingStep = Callable[[Any, int], Any]
@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def measured(run: Run, action: str, call: F) -> F:
-    """Return ``call``; with a profiler, return a function that calls it and measures it as ``action``."""
+    """Return ``call``; with a profiler, return a function that does the same and is measured as ``action``."""
     return call if run.hooks.spans is None else cast("F", run.hooks.spans.wrap(action, call))
 
 
@@ -97,7 +97,7 @@ def _bind_differentiate(run: Run, direct: Backward) -> Backward:
 
 
 def bind_zero_grad(run: Run, optimizer: Optimizer, direct: Callable[[], None] | None = None) -> Callable[[], None]:
-    """Return the function that starts a window: call the hook, then clear the gradients.
+    """Return the function that starts the batches of an optimizer step: call the hook, then clear the gradients.
 
     ``direct``: called to clear the gradients, if no module or strategy overrides how they are cleared.
     """
@@ -126,10 +126,11 @@ def as_one_of_many(
 ) -> tuple[Tensor, float | Tensor | None]:
     """Return this rank's loss and weight for the mean over the ranks.
 
-    A rank that has no batch left repeats its last one with the weight 0, so that it contributes nothing to the mean.
+    A rank that has no batch left repeats its last batch with the weight 0, so that the rank contributes nothing to the
+    mean.
 
     Raises:
-        ConfigurationError: there is no loss, so the other ranks would wait for its gradients.
+        ConfigurationError: there is no loss, so the other ranks would wait for this rank's gradients.
     """
     if loss is None:
         raise ConfigurationError(
@@ -166,7 +167,8 @@ def exchanges_always(run: Run) -> bool:
 
 def bind_clipping(run: Run) -> Callable[..., Any] | None:
     """Return the function that clips gradients, called with the optimizer, the value and the algorithm; ``None`` if
-    nothing clips. It is the module's method if the user overrides it, else the strategy's, else the precision's.
+    nothing clips. The function is the module's method if the user overrides it, else the strategy's, else the
+    precision's.
     """
     if (own := run.hooks.bind_method("configure_gradient_clipping")) is not None:
         return own

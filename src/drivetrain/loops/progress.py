@@ -65,8 +65,8 @@ class Phase(IntEnum):
         SET_UP: an entry point was called, but its loop has not begun.
         FETCH: the loop waits for a batch. BATCH_START: hooks before the step. FORWARD: ``training_step``.
         OPTIMIZER_STEP: includes the learning-rate schedulers. BATCH_END: hooks after the step.
-        VALIDATION_DUE: a validation is about to begin. VALIDATED: a validation has ended, but the rest of its batch is
-            still to come.
+        VALIDATION_DUE: a validation is about to begin. VALIDATED: a validation has ended, but the rest of the batch
+            before it is still to come.
         EPOCH_END: the epoch's batches are done, and its end hooks are running.
         BETWEEN_EPOCHS: an epoch has ended completely, and the next has not begun.
     """
@@ -137,9 +137,9 @@ class Progress:
         batches_done: batches of the current epoch whose hooks have all run.
         earlier_batches: batches of all epochs that have ended; ``total_batches`` adds those of the current epoch.
         global_step: optimizer steps.
-        stepped_batches: finished windows, including those whose optimizer step was skipped. The loggers' x axis is the
-            index of the last finished window (``logger_step``), not ``global_step``, which counts each optimizer's
-            step.
+        stepped_batches: finished windows (the batches of one optimizer step), including those whose optimizer step was
+            skipped. The loggers' x axis is the index of the last finished window (``logger_step``), not
+            ``global_step``, which counts each optimizer's step.
         num_training_batches: batches per epoch; ``inf`` if the loader has no length.
         stepped: whether the last batch's optimizer step happened.
         flush_due: the last batch's logged values are still to be read and sent to the loggers.
@@ -264,13 +264,13 @@ class Progress:
 
     @property
     def logger_step(self) -> int:
-        """Index of the last finished window, from 0: the x axis of logged values."""
+        """Index of the last finished window (the batches of one optimizer step), from 0: the loggers' x axis."""
         return max(self.stepped_batches - 1, 0)
 
     # ---- changes -----------------------------------------------------------------------------------------------------
 
     def begin_run(self, fn: TrainerFn) -> None:
-        """Reset what belongs to the previous run of this Trainer; its numbers of steps and epochs stay."""
+        """Reset what belongs to the previous run of this Trainer, but not the numbers of steps and epochs."""
         self.fn, self.status, self.slot[0], self.resume_phase = fn, TrainerStatus.RUNNING, Phase.SET_UP, None
         self.batch_idx, self.batches_done, self.eval_batch_idx = -1, 0, -1
         self.is_last_batch = self.should_stop = self.flush_due = self.stepped = self.end_began = False
@@ -304,7 +304,7 @@ class Progress:
 
     @contextmanager
     def storing(self) -> Iterator[None]:
-        """Context in which the run waits for a checkpoint, as :attr:`slot` shows; contexts may be nested."""
+        """Context in which :attr:`slot` shows that the run waits for a checkpoint; contexts may be nested."""
         self.slot[3] += 1
         try:
             yield
@@ -318,7 +318,7 @@ class Progress:
         self.slot[0], self.resume_phase = Phase.EPOCH_START, None
 
     def resume_at(self, phase: Phase) -> None:
-        """Resume at the phase in which the checkpoint was saved, or at ``phase`` if it has none."""
+        """Resume at ``resume_phase``, the phase in which the checkpoint was saved; if it is ``None``, at ``phase``."""
         self.slot[0] = phase if self.resume_phase is None else self.resume_phase
         self.resume_phase = None
 
@@ -360,7 +360,7 @@ class Progress:
         self.shows_loss = self.loss_wanted = True
 
     def show_loss(self, loss: float | None) -> None:
-        """Set the loss that a progress bar shows; ``None``: the step returned no loss, so the last one is shown."""
+        """Set the loss that a progress bar shows; ``None``: the step returned no loss, and the bar does not change."""
         self.loss_wanted = False
         if loss is not None:
             self.loss = loss
@@ -400,7 +400,7 @@ class Progress:
         return {**state, "eval_steps": copied(self.eval_steps)}
 
     def deferred_state_dict(self) -> Callable[[], dict[str, Any]]:
-        """Return a function that returns the :meth:`state_dict` of the time of this call, whenever it is called."""
+        """Return a function that returns the :meth:`state_dict` as it is now, even if the function is called later."""
         values, phase, eval_steps = _FIELDS(self), self.slot[0], self.eval_steps and copied(self.eval_steps)
 
         def state_dict() -> dict[str, Any]:

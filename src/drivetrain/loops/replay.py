@@ -43,8 +43,8 @@ class Replay:
     Args:
         run: the run.
         is_due: called when a window begins; returns whether the window is replayed.
-        judge: called with the window after its last backward pass, before hooks or clipping change the gradients. It
-            compares the results, and may raise.
+        judge: called with the window after its last backward pass, before hooks or clipping change the gradients.
+            ``judge`` compares the results, and may raise.
     """
 
     def __init__(self, run: Run, is_due: Callable[[], bool], judge: Callable[[ReplayedWindow], None]) -> None:
@@ -101,7 +101,7 @@ class ReplayedWindow:
 
     def keep(self, batch: Any, *others: Any) -> None:
         """Keep what a replay of this batch needs: the batch, the step's other arguments, and the random states, which
-        the fetch of a batch or a validation may have changed since the last one.
+        a validation or the fetch of this batch may have changed since the previous batch.
 
         Tensors are copied, because the step may write into them.
         """
@@ -150,11 +150,9 @@ class ReplayedWindow:
         return [*found, f"the random state of {', '.join(states)}"] if states else found
 
     def operations(self) -> list[Operation]:
-        """Replay the window, and return its operations. The place of a backward operation is that of its forward
-        operation.
-        """
+        """Replay the window, and return its operations. A backward operation has the place of its forward operation."""
         mode = Operations(_place)
-        with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes store their forward's stack
+        with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes store the stack of their forward call
             self._again(mode)
         return mode.found
 
@@ -233,7 +231,9 @@ def _loss_in(output: Any) -> Tensor | None:
 
 
 def _place(frame: Any) -> str:
-    """Return the user's line that called an operation, or whose backward pass did; "" if this package called it."""
+    """Return the user's line that called an operation; in a backward pass, the line that called the forward operation;
+    "" if this package called the operation.
+    """
     if (line := _line(_frames(frame))) is not None:
         return line
     node: Any = torch_private.running_node() if torch_private.running_node else None

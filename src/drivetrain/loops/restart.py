@@ -1,9 +1,9 @@
 """The state of a fit in a checkpoint, so that a resumed fit is bit-equal to an uninterrupted one.
 
-A fit can be resumed at these points: the end of any batch of a window; a validation, which starts again unless only its
-last hooks are left; the end of an epoch; the start of an epoch; and, after an exception, the start of the window in
-which it was raised. A run that resumes from a checkpoint saved in the middle of a batch begins at that batch's start,
-and warns that it is not equal to an uninterrupted one.
+A window is the batches of one optimizer step. A fit can be resumed at these points: the end of any batch of a window;
+a validation, which starts again unless only its last hooks are left; the end of an epoch; the start of an epoch; and,
+after an exception, the start of the window in which it was raised. A run that resumes from a checkpoint saved in the
+middle of a batch begins at that batch's start, and warns that it is not equal to an uninterrupted run.
 
 [Note: callbacks at a restart point]
 A run may resume at an earlier point than the one at which its checkpoint was saved: the start of a window, of a
@@ -65,10 +65,10 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
         A dictionary with these entries, some of which may be missing:
 
         - ``progress``: the counters. ``rng``: the random state. ``data``: this rank's position in the training loader.
-        - ``samples``: how many samples of this epoch all ranks have done; with a user's batch sampler, batches.
+        - ``samples``: the number of samples (with a user's batch sampler, of batches) that all ranks have done.
         - ``order``: see :func:`~drivetrain.data.samplers.order_of`. ``data_ranks``: how many ranks share the data.
         - ``divided_from``: if the epoch was resumed with another batch size, the number of samples before that point.
-        - ``window``, ``gradients``: of an incomplete window. ``logged``: running reductions of the epoch's values.
+        - ``window``, ``gradients``: for an incomplete window. ``logged``: running reductions of the epoch's values.
         - ``exact``: whether a run that resumes here equals an uninterrupted one.
         - ``cut_off``: true if the optimizer has stepped, but the rest of its batch did not run.
         - ``settled``: true if the log's flush, the validation and schedulers' steps after the last batch are done.
@@ -106,18 +106,18 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
     }
     if not deferred:
         state.update(_of_the_loaders(run, state["data"]))
-    if in_batch and _has_stepped(run):  # resuming at this batch would step it twice
+    if in_batch and _has_stepped(run):  # a run that resumed at this batch would step twice
         done = {"batches_done": progress.batch_idx + 1, "stepped_batches": progress.stepped_batches + 1}
         state["progress"] |= {**done, "held": 0, "stepped": True, "flush_due": run.book.copies}
         state["cut_off"] = True
         return state
     if in_batch:
-        state["settled"] = True  # what follows the previous batch was done before this one began
+        state["settled"] = True  # the work after the previous batch was done before this batch began
         if state["data"] is not None and "given" in state["data"]:
             state["data"] = {**state["data"], "given": progress.batches_done}  # a resumed run repeats this batch
             state["samples"] = samples_done(run, state["data"])
             if "loader" not in state["data"]:
-                state["progress"]["is_last_batch"] = False  # the previous batch was not the last
+                state["progress"]["is_last_batch"] = False  # the previous batch was not the epoch's last
     sanity = progress.loop_stage is RunningStage.SANITY_CHECKING
     if sanity or progress.validation == "running":
         state.update(run.kept.before_validation)
@@ -205,7 +205,7 @@ def _saved_progress(run: Run) -> State:
 
 
 def _at_epoch_start(run: Run) -> State:
-    """Return the states at the epoch's start, if its hooks have begun but none of its batches."""
+    """Return the states from the epoch's start if the epoch has begun and none of its batches has; else {}."""
     progress = run.progress
     starts = progress.batch_idx == -1 and not (progress.epoch_ending or progress.between_epochs)
     return run.kept.at_epoch_start if starts else {}
@@ -236,7 +236,7 @@ def samples_done(run: Run, data: State | None) -> int | None:
 
 
 def counted(state: Mapping[str, Any]) -> str:
-    """Return the number of finished samples in a result of :func:`capture`, such as "30 samples"; "": unknown."""
+    """Return the number of finished samples in a result of :func:`capture` as text ("30 samples"); "": unknown."""
     if state.get("samples") is None:
         return ""
     own_batches = (state.get("order") or {}).get("own_batches")
@@ -291,7 +291,7 @@ class Options:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Context in which the optimizers have the snapshot's groups, so that a checkpoint contains those."""
+        """Context in which the optimizers have the snapshot's groups, so that a checkpoint contains these groups."""
         now = [(optimizer, list(optimizer.param_groups)) for optimizer, _ in self._groups]
         try:
             for optimizer, groups in self._groups:
@@ -406,7 +406,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
                 start["rank_state"] = copy.deepcopy(strategy.rank_state(run.module))
         versions = _versions(parameters)
         kept.window_start = start
-        # not set outside keep(), which would replace it if the loop binds its step again inside the window
+        # set only here: outside keep(), it would change if the loop binds its step again inside the window
         kept.unchanged = lambda: _versions(parameters) == versions and _same(parameters, run.module.parameters())
 
     return keep

@@ -60,7 +60,7 @@ def enter_epoch(run: Run) -> Epoch | None:
 
 
 def _start(run: Run) -> Epoch:
-    """Start an epoch. If the checkpoint was saved at the epoch's start, restore its state before the first batch."""
+    """Start an epoch. If the run resumes at an epoch's start, restore the loop's state before the first batch."""
     progress, loaders = run.progress, run.loaders
     progress.start_epoch()
     run.book.leave_batch()
@@ -147,7 +147,9 @@ def _resume_middle(run: Run, state: State) -> Epoch:
 
 
 def _restore_end_of_pass(run: Run, state: State, batches: Batches) -> None:
-    """Restore the random state; after a pass's last batch, let the loader draw again what it draws at its end."""
+    """Restore the random state. If the checkpoint was saved after a pass's last batch, also let the loader end the pass
+    again, because a loader may draw random numbers there.
+    """
     progress, passes = run.progress, run.loaders.passes()
     data, own = state.get("data"), run.loaders.count_own_training()
     asks_for_end = progress.is_last_batch and progress.batches_done <= own and not gives_up(run.loaders.training(), own)
@@ -155,7 +157,7 @@ def _restore_end_of_pass(run: Run, state: State, batches: Batches) -> None:
         with naming(run.resumed_from):
             passes.resume(data)
         restore_random_state(run)
-        next(batches, None)  # exhausts the loader, unless the checkpoint was saved after that
+        next(batches, None)  # exhausts the loader, unless it was exhausted already
         # checkpoints that are saved in the following validation contain this position
         state["data"] = position_after_end(passes, data)
         return
@@ -175,15 +177,15 @@ def _restore_position(run: Run, data: dict[str, Any], caught_up: dict[str, Any])
     with naming(run.resumed_from):
         if run.progress.batches_done < run.loaders.count_own_training():
             passes.resume(data)
-            set_rng_state(data.get("rng", caught_up))  # a batch fetched ahead was drawn with an earlier state
+            set_rng_state(data.get("rng", caught_up))  # a batch fetched ahead has an earlier random state
             return
-        # other ranks have more batches, so this rank repeats its last one
+        # other ranks have more batches, so this rank repeats its last batch
         move, transfer = run.transfer
         batch = passes.last_batch(data)
         run.uneven.repeat(batch if transfer is not None else move(batch))
         passes.resume(data)
         set_rng_state(caught_up)
-        next(iter(passes), None)  # exhausts the loader, unless the checkpoint was saved after that
+        next(iter(passes), None)  # exhausts the loader, unless it was exhausted already
 
 
 def _check_order(run: Run, state: State) -> None:
@@ -203,7 +205,9 @@ def _check_order(run: Run, state: State) -> None:
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any], kind: str) -> Iterator[tuple[str, str]]:
-    """Yield each difference between two orders of samples, and which loader would have the first one."""
+    """Yield two phrases of a message for each difference between two orders of samples: the difference, and the loader
+    with which the fit could resume.
+    """
     sampler = now["sampler"]
     if then["sampler"] != sampler:
         what = f"whose samples a {then['sampler']} had ordered, and this {kind} has a {sampler}"
@@ -237,7 +241,7 @@ def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
         if ranks is not None and size and of_all // size != run.progress.batches_done:
             _count_as(run, state, of_all // size)
         return
-    has_own_loader = run.window.gather is not None and rank_batches(loader) is None  # ``samples`` is of rank 0's
+    has_own_loader = run.window.gather is not None and rank_batches(loader) is None  # samples is rank 0's count
     if ranks is not None and (has_own_loader or found is None):
         raise CheckpointError(
             f"The checkpoint was saved in the middle of an epoch by {ranks} processes, and the samples of this "

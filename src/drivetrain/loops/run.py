@@ -112,7 +112,7 @@ ARGUMENTS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "inference_mode": ("inference_mode", _same),
     "reload_dataloaders_every_n_epochs": ("reload_every", _same),
 }
-"""By the Trainer's argument, the field of :class:`Limits` that keeps it, and how its value is converted."""
+"""For each argument of the Trainer, the field of :class:`Limits` that keeps it, and how its value is converted."""
 
 
 @dataclass
@@ -204,8 +204,8 @@ class Run:
     Attributes:
         log: a function that passes metrics and a step to the loggers; ``None`` without loggers.
         batches: the pass over the training loader, for a step with ``dataloader_iter``; ``None`` for other steps.
-        window: the current window.
-        restart: the restart point of the checkpoint, until the loop has resumed there.
+        window: the state of the current window (the batches of one optimizer step).
+        restart: the loop's state in the checkpoint (see ``restart.py``), until the loop has resumed from it.
         resumed_from: the path of the checkpoint of ``restart``, for messages.
         restored: whether the loop has restored everything from ``restart``, except the position in the training data.
         stale: a limit, a callback, a logger or an optimizer was changed, so the loop binds its step again at the next
@@ -275,7 +275,7 @@ class Run:
         return read
 
     def keep(self, rows: list[Row], step: int) -> None:
-        """Called without loggers: add the values that they would get to rank 0's history, which reads them later."""
+        """Called without loggers: rank 0's history stores the values that loggers would get, and reads them later."""
         values = {row.name: row.value for row in rows if row.entry.to_logger}
         if values and self.engine.strategy.is_global_zero:
             self.book.history.add(values, step, self.progress.current_epoch)
@@ -368,7 +368,7 @@ class Run:
     def may_stop(self) -> bool:
         """Whether the run may stop on request: min_epochs and min_steps are reached, and all ranks know of the request.
 
-        A rank that stopped before the others know would leave them waiting in a collective.
+        A rank that stopped before the other ranks know would leave these waiting in a collective.
         """
         progress, limits = self.progress, self.limits
         if self.engine.strategy.facts.is_distributed and not self.stopping.agreed:

@@ -59,7 +59,7 @@ class Spans:
         return self.wrap(f"[{kind}]{type(owner).__name__}.{hook}", getattr(owner, hook))
 
     def around(self, hook: str, bound: tuple[Call, ...]) -> tuple[Call, ...]:
-        """Return the callables of ``hook``, with one that begins or ends the action of this hook."""
+        """Return the callables of ``hook``, and one that begins or ends an action if an action belongs to this hook."""
         if hook not in _AROUND:
             return bound
         action, begins = _AROUND[hook]
@@ -69,7 +69,7 @@ class Spans:
 
     def begin(self, action: str) -> None:
         """Begin an action that ends at another hook."""
-        self.end(action)  # an exception or a skipped hook may have left it open
+        self.end(action)  # an exception or a skipped hook may have left the action open
         self._open.append(action)
         self._start(action)
 
@@ -91,5 +91,5 @@ class Spans:
         while (batch := fetched()) is not batches:
             self.begin(work)
             yield batch
-            self.end(work)  # an exception or a skipped hook may have left it open
+            self.end(work)  # an exception or a skipped hook may have left the action open
         self.end(work)

@@ -1,9 +1,10 @@
 """``Trainer(split_on_oom=True)``: if a batch does not fit into memory, run it again in parts (micro-batches).
 
-The ranks do not communicate while they run the batches of a window. A rank that runs out of memory drops the gradients
-of the window. It runs the window's batches again, each in twice as many parts, until they fit. After a window's last
-batch, the ranks exchange their numbers of parts, and all use the largest from then on. If a rank cannot continue, the
-fit ends on all of them. Then the ranks exchange gradients once.
+The ranks do not communicate while they run the batches of a window (the batches of one optimizer step). A rank that
+runs out of memory drops the gradients of the window. The rank runs the window's batches again, each in twice as many
+parts, until they fit. After a window's last batch, the ranks exchange their numbers of parts. If a rank could not run
+its batch, the fit ends on all ranks. Otherwise all use the largest number of parts from then on, and exchange gradients
+once.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class SplitWindow:
     # ---- a batch -------------------------------------------------------------------------------------------------
 
     def step(self, batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
-        """Run a batch as a :data:`drivetrain.loops.pieces.Step`; after the last one, the gradients are complete."""
+        """Run a batch as a :data:`drivetrain.loops.pieces.Step`; on a window's last batch, complete the gradients."""
         if not self._kept:
             self._begin(position)
         module = self._run.module
@@ -131,7 +132,7 @@ class SplitWindow:
         total, outputs, books = sum(sizes), [], []
         for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             book = PartBook(run.book, size)
-            with logging_into(run.module, book):  # a failed attempt leaves no value
+            with logging_into(run.module, book):  # discards the values of a failed attempt
                 output = self._training_step(part, kept.batch_idx)
             loss, weight = loss_of(output, self._shared)
             if weight is not None:
@@ -252,8 +253,8 @@ class SplitWindow:
         return precision.stepped
 
     def _versions(self, known: set[Any] | None = None) -> list[int]:
-        """Return the versions of all parameters, and of the tensors in the optimizer's state for ``known``
-        parameters.
+        """Return torch's counters of in-place changes: those of all parameters, and those of the tensors in the
+        optimizer's state for ``known`` parameters.
         """
         state = self._optimizer.state
         found: list[Any] = list(self._parameters)

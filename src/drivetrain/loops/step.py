@@ -51,7 +51,7 @@ ForwardBackward = Callable[[Any, int, int, bool, int], Any]
 
 
 class BoundStep(NamedTuple):
-    """A function that runs the batches of a window, bound to a run.
+    """A training step that is bound to a run.
 
     Attributes:
         run: called for each batch.
@@ -217,7 +217,7 @@ def _closure(
     must_have_loss, shared = requires_closure(handle.optimizer), window.gather is not None
 
     def finish(optimizer: Optimizer) -> None:
-        if not window.batches_with_gradients:  # zeros would not stop momentum and weight decay
+        if not window.batches_with_gradients:  # zeros would let momentum change the parameters
             for parameter in parameters_of(optimizer):
                 parameter.grad = None
         elif before_step is not None:
@@ -232,7 +232,7 @@ def _closure(
         def closure() -> Any:
             nonlocal output, called
             called = True
-            outer = book.enter(training_scope)  # values are logged in the scope of the window's other batches
+            outer = book.enter(training_scope)  # not in the scope of optimizer_step, which calls this closure
             try:
                 with torch.enable_grad():  # the user's optimizer_step may run under no_grad
                     output = forward_backward(batch, batch_idx, position, True, divisor)
@@ -282,7 +282,7 @@ def _manual(run: Run) -> Step:
     strategy, shared = run.engine.strategy, run.engine.strategy.facts.is_distributed
 
     def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        # not 0 until the next step: a checkpoint saved before that must contain the gradients
+        # above 0 until the optimizer steps: a checkpoint saved until then must contain the gradients
         window.batches_with_gradients += 1
         if not shared:
             backward(loss, *args, **kwargs)
@@ -356,7 +356,7 @@ def _attach(
 
         def evaluate() -> Any:
             nonlocal applied, uncounted
-            if applied is not None:  # a repeated evaluation: undo the factor of the first one
+            if applied is not None:  # the optimizer calls this again: undo the factor of its earlier call
                 rescale(optimizer, 1 / applied)
             value = None if closure is None else closure()
             uncounted = bool(graded())
@@ -397,7 +397,7 @@ def _closing_window(run: Run, take_step: TakeStep) -> TakeStep:
 
 
 def _ends_with_step(run: Run) -> bool:
-    """Whether each batch ends with an optimizer step that nothing needs as a separate function, such as a graph."""
+    """Whether each batch ends with an optimizer step, and nothing (such as a graph) needs this step separately."""
     is_window = run.limits.accumulate == 1 and run.window.batches_done == 0
     takes_parts = run.hooks.bind_observers("step_bound") or run.settings.cuda_graphs
     return is_window and not takes_parts and not run.engine.strategy.facts.handles_gradient_accumulation
@@ -417,18 +417,18 @@ def make_forward_backward(
     progress, window, shared, slot = run.progress, run.window, run.window.gather is not None, run.progress.slot
 
     accumulates = run.limits.accumulate > 1 or window.batches_done > 0
-    # if the strategy has such a context, ranks exchange gradients only on the window's last batch
+    # if the strategy has a context without exchange, ranks exchange gradients only on the window's last batch
     held_back = pieces.hold_back(run) if accumulates and run.engine.strategy.facts.is_distributed else None
 
     def forward_backward(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         block = None if last or held_back is None else held_back()
         if block is not None:
-            block.__enter__()  # not by a wrapper function, which would add a frame to every batch
+            block.__enter__()  # a wrapper function would add a frame to every batch
         try:
             if context is None:
                 output = training_step(batch, batch_idx)
             else:
-                with context:  # also without a wrapper function
+                with context:  # no wrapper function, as above
                     output = training_step(batch, batch_idx)
             loss, weight = output, None
             if type(output) is not Tensor:

@@ -1,5 +1,5 @@
-"""Find the reasons why ``split_on_oom=True``, ``cuda_graphs=...`` or ``replay_every=n`` of the Trainer cannot run a
-training step.
+"""Find the reasons why a training step cannot run with the Trainer's ``split_on_oom=True``, ``cuda_graphs=...`` or
+``replay_every=n``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """End a fit on a signal or at a time limit, so that all ranks stop after the same batch.
 
 [Note: the batch after which all ranks stop]
-A rank that stops alone leaves the others waiting in a collective. So each rank has a thread that regularly checks in
-the job's store whether the job is to end. If it is, the thread sets ``run.stop``, which the loop reads at the end of
+A rank that stops alone leaves the other ranks waiting in a collective. So each rank has a thread that regularly checks
+in the job's store whether the job is to end. If it is, the thread sets ``run.stop``, which the loop reads at the end of
 each batch. From then on, the rank runs at most one batch after the batch that it has begun, and the thread writes the
 number of that next batch into the store. The highest number of all ranks is the batch after which all of them stop. No
 rank can have passed this batch, because each rank waits at the end of the batch with its own number until it knows the
@@ -41,7 +41,7 @@ TIME_LIMIT = "the time limit"
 REQUEUE = "the cluster's signal"
 _SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 _POLL_S = 0.25  # seconds between two checks of the store
-_ANSWERS_EACH = 4  # after this many checks of the store, answer ranks that ask for this rank's position
+_ANSWERS_EACH = 4  # after this many checks of the store, answer ranks that ask where this rank is waiting
 _LOOK_S = 1.0  # seconds between two checks whether a rank on this machine has ended
 _PAUSE_S = 0.01  # seconds between two checks for the numbers of the other ranks
 _NEVER = sys.maxsize  # also stands for a rank that has left its fit, in place of its batch number
@@ -79,14 +79,15 @@ class Stop:
     Args:
         run: the fit.
         save: saves the checkpoint from which the next run resumes; all ranks call it after the same batch.
-        keep_newest: called if callbacks may have saved checkpoints after ``save``; marks the one of ``save`` as the
-            newest.
+        keep_newest: called if callbacks may have saved checkpoints after ``save``; marks the checkpoint of ``save`` as
+            the newest.
         timeout_s: how long a rank waits for the others' answers before it ends alone, without saving.
 
     Attributes:
         agreed: whether all ranks are at the end of the agreed batch, so that they can use collectives.
-        answers: for some reasons, a function that all ranks call after the agreed batch instead of saving and ending.
-            Training continues after the function, unless it raises SystemExit.
+        answers: a function for each reason for which the fit is not to end. If the ranks agree on such a reason, all of
+            them call its function after the agreed batch instead of saving and ending. Training continues after the
+            function, unless it raises SystemExit.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Stop:
         """
         if self._size > 1:
             # a second connection, because a blocking request would block this process's other requests
-            with contextlib.suppress(RuntimeError, AttributeError):  # there is no store, or it allows only one
+            with contextlib.suppress(RuntimeError, AttributeError):  # no store, or it cannot be cloned
                 self._store = waiting.store_of_job().clone()
             # without a store to agree through, signals end this rank at once, as without a Trainer
             if self._store is None:
@@ -231,8 +232,8 @@ class Stop:
 
     @contextmanager
     def _handlers(self) -> Iterator[None]:
-        """Context in which SIGTERM and Ctrl-C ask the fit to end. It does nothing outside the main thread, in which
-        Python handles signals.
+        """Context in which SIGTERM and Ctrl-C ask the fit to end. The context does nothing outside the main thread, in
+        which Python handles signals.
 
         A signal that the user ignores stays ignored. A user's handler for Ctrl-C is kept. A user's handler for SIGTERM
         is called, and then the fit is asked to end.
@@ -354,7 +355,7 @@ class Stop:
 
     def _agree(self) -> None:
         """Agree with the other ranks on a batch: see [Note: the batch after which all ranks stop]."""
-        self._run.stop = self  # set before the number is read, so that the loop passes at most one more batch end
+        self._run.stop = self  # set before the number of the batch is read, so that the loop begins at most one more
         self._may_reach = self._run.progress.slot[1] + 1
         self._written.set()
         self._write_number(self._may_reach)
@@ -365,7 +366,7 @@ class Stop:
         self._answered.set()
 
     def _write_number(self, number: int) -> None:
-        """Raise the highest number in the store to this rank's, if needed; the last rank publishes the result."""
+        """Replace the number in the store if this rank's number is higher; the last rank publishes the result."""
         highest = self._store.compare_set(self._key("highest"), "", str(number)).decode()
         while int(highest) < number:
             highest = self._store.compare_set(self._key("highest"), highest, str(number)).decode()

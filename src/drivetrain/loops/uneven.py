@@ -18,7 +18,7 @@ Batches = Iterator[tuple[Any, bool]]
 
 
 class UnevenInputs:
-    """Extends this rank's pass over a loader to the length of the longest rank, and weights its batches.
+    """Extends this rank's pass over a loader to the longest pass of any rank, and weights its batches.
 
     Args:
         run: the run.
@@ -26,8 +26,8 @@ class UnevenInputs:
             batches.
 
     Attributes:
-        draws: whether the loader yields a batch even where this rank's batch does not count; otherwise the rank repeats
-            one.
+        draws: whether the loader itself yields the additional batches, which do not count; otherwise this rank repeats
+            its last batch.
         factor: the factor of the current batch: see :class:`drivetrain.data.samplers.Share`.
         uneven_from: the first batch of the pass whose factor may differ from 1: :meth:`begin` and :meth:`end` need to
             be called only from there on.
@@ -69,7 +69,7 @@ class UnevenInputs:
         self._kept.batch = batch
 
     def begin(self, number: int) -> None:
-        """Begin batch ``number`` of the pass; if it is a repeated one, discard its gradients, logs and predictions."""
+        """Begin batch ``number`` of the pass; if this rank only repeats a batch, discard what it computes and logs."""
         self.end()
         if self._shares is not None:
             self.factor = self._shares.factor_of(number)
@@ -82,8 +82,8 @@ class UnevenInputs:
             self._metrics = [(metric, cloned(state_of(metric))) for metric in self._all_metrics()]
 
     def states_before(self) -> dict[int, dict[str, Any]]:
-        """Return the states of the metric objects before the current batch, by ``id(metric)``, if that batch is a
-        repeated one; else {}.
+        """If the current batch only repeats this rank's last one, return the states of the metric objects before it, by
+        ``id(metric)``; else {}.
         """
         return {id(metric): state for metric, state in self._metrics or ()}
 
@@ -92,7 +92,7 @@ class UnevenInputs:
         self._run.window.factor_here = 1.0
         if self._metrics is not None:
             # A metric that this batch did not update keeps its cached result, as on the other ranks. If only this rank
-            # computed it again, it would wait for the others.
+            # dropped the result, it would compute it again, and wait for the other ranks.
             for metric, state in self._metrics:
                 set_state(metric, state, forget=False)
             self._metrics = None
@@ -111,7 +111,7 @@ class UnevenInputs:
 
 
 class PaddedBatches:
-    """Yields ``(batch, is_last)`` as often on each rank as on the rank with most batches; others repeat their last one.
+    """Yields ``(batch, is_last)`` equally often on all ranks: a rank with fewer batches repeats its last batch.
 
     Each rank's number of batches is known, so the ranks do not communicate and nothing is fetched ahead.
 
@@ -123,7 +123,7 @@ class PaddedBatches:
 
     Attributes:
         factor: as in :class:`KeptTogether`.
-        batch: the last batch that was yielded. It must be set if this rank resumes after its last batch.
+        batch: the last batch that was yielded. The attribute must be set if this rank resumes after its last batch.
     """
 
     def __init__(self, source: Iterator[tuple[Any, bool]], counts: Sequence[float], rank: int, done: int = 0) -> None:
@@ -154,9 +154,10 @@ class PaddedBatches:
 
 @dataclass(eq=False, repr=False)
 class KeptTogether:
-    """Yields ``(batch, is_last)`` while any rank has a batch; a rank without further batches repeats its last one.
+    """Yields ``(batch, is_last)`` while any rank has a batch; a rank without further batches repeats its last batch.
 
-    Each rank fetches one batch ahead. So before the ranks process a batch, all of them know whether any has a next one.
+    Each rank fetches one batch ahead. So before the ranks process a batch, all ranks know whether any of them has a
+    next batch.
 
     Args:
         source: this rank's batches, from :func:`drivetrain.data.feed.feed`.
@@ -164,9 +165,9 @@ class KeptTogether:
         ranks: the global ranks, for messages; ``None``: 0, 1, ...
 
     Attributes:
-        factor: the factor of the current batch's loss. With it, the mean over all ranks equals the mean over those
-            ranks that do not repeat a batch. It is 0 for a repeated batch, otherwise the number of ranks divided by the
-            number of ranks that do not repeat one.
+        factor: the factor of the current batch's loss. With this factor, the mean over all ranks equals the mean over
+            those ranks that do not repeat a batch. The factor is 0 for a repeated batch, otherwise the number of ranks
+            divided by the number of ranks that do not repeat a batch.
     """
 
     source: Iterator[tuple[Any, bool]]

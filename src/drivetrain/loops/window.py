@@ -30,7 +30,8 @@ def rescale(optimizer: Stepped, factor: float | Tensor) -> None:
 class Window:
     """The batches of one optimizer step that are done so far.
 
-    The loop counts the batches; this class scales their losses, so that the gradients add up to that of the mean loss.
+    The loop counts the batches; this class scales their losses, so that the gradients add up to the gradient of the
+    mean loss.
 
     Attributes:
         size: the expected number of batches. The window ends early with its epoch.
@@ -40,10 +41,11 @@ class Window:
         batches_with_gradients: the number of batches that have produced gradients. last_counted: the position of the
             last of them in the window, from 1.
         reference: the largest weight so far; ``None`` while losses have no weights. Losses are multiplied by their
-            weight divided by this one, so that no loss is scaled up, and 16-bit floats do not overflow.
+            weight divided by ``reference``, so that no loss is scaled up, and 16-bit floats do not overflow.
         total: the sum of the weights.
         factor_here: the factor of this rank's loss in the mean over the ranks: see
-            :class:`drivetrain.data.samplers.Share`. It is 0 for a repeated batch, which does not count.
+            :class:`drivetrain.data.samplers.Share`. The factor is 0 for a batch that the rank only repeats, because
+            such a batch does not count.
         gather: stacks the tensors of all ranks of the data group; ``None`` with one rank. Gradients are then averaged
             over these ranks in the backward pass of a window's last batch.
         exchanges_always: gradients are averaged over the ranks in every backward pass, not only in the last.
@@ -118,7 +120,7 @@ class Window:
             setattr(self, name, state[key])
 
     def place(self) -> dict[str, int]:
-        """Return the position in the window, which every checkpoint of a fit contains."""
+        """Return how far the window is, as entries that every checkpoint of a fit contains."""
         return {"held": self.batches_done, "divisor": self.size}
 
     def restore_place(self, state: dict[str, Any]) -> None:
@@ -141,7 +143,7 @@ class Window:
             self.reference, self.total = weight, weight
             return loss * (weight > 0) if isinstance(weight, Tensor) else loss
         if isinstance(weight, Tensor) or isinstance(reference, Tensor):
-            # The sum is wide: in their own dtype, 8-bit counts and 16-bit floats would overflow.
+            # Sum in a wide dtype, because the sum of 8-bit counts or 16-bit floats would overflow in their own dtype.
             here, before, total = (_wide(number, loss) for number in (weight, reference, self.total))
             self.total = total if again else total + here
             self.reference = torch.maximum(before, here)
@@ -212,8 +214,8 @@ class Window:
     def factor(self) -> float | Tensor | None:
         """Return the factor by which the final gradients must be multiplied; ``None`` for 1.
 
-        It is not 1 if the window ended early or a batch had no loss, because the losses were divided by too large a
-        number.
+        The factor is not 1 if the window ended early or a batch had no loss, because the losses were divided by too
+        large a number.
         """
         if self.reference is None:
             is_divided = self.keeps_divisor or self.batches_with_gradients == self.divisor

@@ -56,7 +56,7 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
             train_dataset: the training dataset; its loader shuffles, unless the dataset is iterable-style.
             val_dataset, test_dataset, predict_dataset: one dataset; or a list or dictionary of datasets, each of which
                 gets its own loader.
-            batch_size, num_workers: arguments of every DataLoader. They are also passed to this class's constructor if
+            batch_size, num_workers: arguments of every DataLoader. Both are also passed to this class's constructor if
                 it has parameters of these names.
             datamodule_kwargs: further arguments of this class's constructor.
         """

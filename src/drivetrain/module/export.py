@@ -176,8 +176,8 @@ def _require(method: str, *packages: str) -> None:
 
 @contextmanager
 def _target(given: str | Path | IO[bytes] | None) -> Iterator[str | None]:
-    """Yield a path to write to: for a path, that of :func:`_replacing`; for an open file, a temporary path, whose
-    content is copied into the open file at the end.
+    """Yield the path to which the caller writes: the path of :func:`_replacing`; or, if ``given`` is an open file, a
+    temporary path, whose content is copied into the open file at the end.
     """
     if given is None or isinstance(given, (str, Path)):
         with _replacing(given) as path:
@@ -195,8 +195,8 @@ def _target(given: str | Path | IO[bytes] | None) -> Iterator[str | None]:
 
 @contextmanager
 def _replacing(path: str | Path | None) -> Iterator[str | None]:
-    """Yield a temporary path; if no exception is raised, move the file written there, and others in its folder, to
-    ``path`` and its folder.
+    """Yield a temporary path. If no exception is raised, move the file written there to ``path``, and the other files
+    of the temporary folder to the folder of ``path``.
 
     Raises:
         OSError: ``path`` is a folder, a pipe or a device.
@@ -287,8 +287,8 @@ def detached(module: nn.Module) -> nn.Module:
 
 
 class _Unregistered:
-    """A base class whose ``__init_subclass__`` does nothing, so that a user's, which may register classes, is not
-    called.
+    """A base class whose ``__init_subclass__`` does nothing. So a user's ``__init_subclass__``, which may register
+    classes, does not run.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

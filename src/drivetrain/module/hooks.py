@@ -140,7 +140,7 @@ class ModelHooks:
         """Called before the pass over the validation loaders."""
 
     def on_validation_epoch_end(self) -> None:
-        """Called after the pass over the validation loaders; its values may still be logged here."""
+        """Called after the pass over the validation loaders; further values of the validation may be logged here."""
 
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called when a validation batch is on the device."""
@@ -158,7 +158,7 @@ class ModelHooks:
         """Called before the pass over the test loaders."""
 
     def on_test_epoch_end(self) -> None:
-        """Called after the pass over the test loaders; its values may still be logged here."""
+        """Called after the pass over the test loaders; further values of the test may be logged here."""
 
     def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Called when a test batch is on the device."""
@@ -234,7 +234,7 @@ class HookTable:
     The overrides are called in this order: the callbacks' as listed, the module's, the strategy's. In
     ``on_train_epoch_end``, callbacks with a monitored value are called after the module, so that they see the values
     that the module logs in this hook. In ``on_train_batch_end``, ``on_validation_end`` and ``on_train_epoch_end``,
-    callbacks that save are called after the module, so that the file contains what the module changes in this hook.
+    callbacks that save are called after the module, so that a checkpoint contains the module's changes in this hook.
 
     Attributes:
         spans: the :class:`drivetrain.loops.spans.Spans` that measures hooks for a profiler; ``None`` without a
@@ -299,7 +299,7 @@ class HookTable:
         return bound if self.spans is None else cast("tuple[Call, ...]", self.spans.around(hook, bound))
 
     def bind_callbacks(self, hook: str) -> tuple[Call, ...]:
-        """Return the tuple of :meth:`bind`, for the callbacks' overrides of ``hook`` alone."""
+        """Return a tuple as :meth:`bind` does, whose function calls only the callbacks' overrides of ``hook``."""
         before, after = self._callback_calls(hook)
         return (self._scoped(hook, [*before, *after]),) if before or after else ()
 

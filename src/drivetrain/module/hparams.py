@@ -31,7 +31,7 @@ _described: ContextVar[tuple[type, dict[str, Any]] | None] = ContextVar("describ
 
 
 class _MissingHyperparameter(AttributeError, KeyError):
-    """The error of deleting a hyperparameter that does not exist, as an attribute or as a key."""
+    """The error of ``del hparams.name`` and ``del hparams["name"]`` for a hyperparameter that does not exist."""
 
     __str__ = Exception.__str__  # str() of a KeyError has the message in quotes
 
@@ -81,8 +81,8 @@ class AttributeDict(dict[str, Any]):
 class HyperparametersMixin:
     """Gives a module or a data module :meth:`save_hyperparameters`, :attr:`hparams` and :attr:`hparams_initial`.
 
-    All values are kept in the instance's ``__dict__``. So they can be saved before ``nn.Module.__init__`` has run, and
-    are pickled and copied with the instance.
+    All values are kept in the instance's ``__dict__``. So the values can be saved before ``nn.Module.__init__`` has
+    run, and are pickled and copied with the instance.
     """
 
     _hparams_name: str | None = None
@@ -119,8 +119,8 @@ class HyperparametersMixin:
                 saved, but not ``*args``. Or one mapping, namespace or dataclass, whose items are saved; names beside it
                 have no effect.
             ignore: names not to save; if a base class has already saved one of them, it is removed.
-            frame: the stack frame in which the search for ``__init__`` begins, and goes on through its callers;
-                ``None``: the caller of this method.
+            frame: the stack frame in which the search for ``__init__`` begins; the search goes on in the frame's
+                callers; ``None``: the caller of this method.
             logger: whether the Trainer passes the hyperparameters to the loggers.
             given_hparams: the arguments, if they are already known; then no frame is inspected.
 

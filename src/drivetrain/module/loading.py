@@ -201,8 +201,8 @@ def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
 def encode_hparams(obj: Any, values: Any) -> Any:
     """Return the hyperparameters of ``obj`` as data that loads without running code.
 
-    Values that cannot be stored as such data are replaced by descriptions. One warning names all of them; it is not
-    repeated for the same value of ``obj``.
+    Values that cannot be stored as such data are replaced by descriptions. One warning names all replaced values; the
+    warning is not repeated for the same value of ``obj``.
     """
     noted: list[str] = []
     encoded = plain.encode(values, "", describe=True, noted=noted)

@@ -16,8 +16,8 @@ from drivetrain.errors import ConfigurationError, WrongTypeError, described, is_
 class WeightedLoss(NamedTuple):
     """A mean loss with its weight, the number of samples or tokens, for accumulated batches of unequal sizes.
 
-    The accumulated batches then give the gradient of one large batch. It is the weighted mean over the batches: the sum
-    of ``weight * gradient``, which is divided by the sum of the weights before the optimizer steps.
+    The accumulated batches then give the gradient of one large batch. This gradient is the weighted mean over the
+    batches: the sum of ``weight * gradient``, which is divided by the sum of the weights before the optimizer steps.
 
     Attributes:
         loss: the mean over ``weight`` samples or tokens, a tensor with one element and a graph. The loss must be

@@ -72,8 +72,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Create a module whose ``__init__`` raises an error that says what to do if it registers a layer before it
-        calls ``super().__init__()``.
+        """Create a module. If its ``__init__`` registers a layer before it calls ``super().__init__()``, an error says
+        what to do.
         """
         new: Any = super().__new__
         module: Self = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
@@ -91,7 +91,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     if not TYPE_CHECKING:  # a type checker uses the annotations of torch's __getattr__
 
         def __getattr__(self, name):
-            own = self.__dict__  # a copy of torch's lookup, which saves a call at each use of a layer
+            own = self.__dict__  # copied from torch: calling torch's method would cost time at each use of a layer
             try:
                 if name in (found := own[PARAMETERS]):
                     return found[name]
@@ -400,7 +400,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         toggles = self._toggles
         found = {parameter: parameter.requires_grad for parameter in everyones}
         if toggles and toggles[-1].found == found:
-            # share the dictionary, so that a program that never untoggles does not keep one more for each step
+            # share the dictionary: a program that never untoggles would otherwise keep one dictionary per step
             found = toggles[-1].found
         before = {**found, **{p: required for toggle in reversed(toggles) for p, required in toggle.found.items()}}
         toggles.append(_Toggle(unwrapped(optimizer), found))

@@ -28,7 +28,7 @@ from drivetrain.errors import ConfigurationError
 Method = Callable[..., Any]
 
 CLIPPING = frozenset({"clip_grad_by_value", "clip_grad_by_norm", "main_params"})
-"""Methods that define how gradients are clipped, and which parameters' gradients."""
+"""Methods that define how gradients are clipped, and of which parameters."""
 
 
 class Familiar:
@@ -57,8 +57,8 @@ class Familiar:
         """Register the names under which users choose this class: ``precision_registry.register("name", cls,
         description="...")``.
 
-        Called once, when Python defines a subclass that has this method, so that the class needs no other line. Further
-        arguments of ``register`` are passed to the constructor of the class.
+        Called once, when Python defines a subclass that has this method, so no other code needs to register the class.
+        Further arguments of ``register`` are passed to the constructor of the class.
         """
 
     precision: str = reads(
@@ -70,7 +70,7 @@ class Familiar:
     def module_init_context(self) -> AbstractContextManager[Any] | None:
         """Return a context in which the parameters of new layers have this precision; ``None`` if none is needed.
 
-        It is entered inside the context of ``tensor_init_context``.
+        The context is entered inside the context of ``tensor_init_context``.
         """
         return nullcontext()
 
@@ -111,7 +111,7 @@ class Familiar:
         return tensor
 
     def _after_closure(self, model: Any, optimizer: Any) -> None:
-        """Do nothing, because the closure that ``optimizer_step`` gets already does what Lightning does here."""
+        """Do nothing, because ``optimizer_step`` gets a closure that already does what Lightning's method does."""
 
     def step(self, optimizer: Optimizer, **kwargs: Any) -> bool:
         """Call ``optimizer_step`` for gradients that were already computed; return whether the optimizer was
@@ -187,9 +187,9 @@ def differentiate(
 def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Compute the gradients of ``loss``; ``args`` or ``kwargs`` may begin with the model and the optimizer.
 
-    An override passes the model and the optimizer when it calls ``super().backward(tensor, model, optimizer)``. So does
-    a strategy whose ``backward`` is a copy of Lightning's. Such a strategy expects that this call also calls the hooks
-    and scales the loss.
+    An override passes the model and the optimizer when it calls ``super().backward(tensor, model, optimizer)``. A
+    strategy whose ``backward`` is a copy of Lightning's passes them, too. Such a strategy expects that this call also
+    calls the hooks and scales the loss.
     """
     if precision._is_differentiating:
         args = _without_parties(args)
@@ -259,7 +259,7 @@ def adapt(cls: type[Any]) -> None:
 
 
 def _backward(method: Method) -> Method:
-    parties = max(0, min(2, _named(method) - 1))  # how many of the model and the optimizer the method takes
+    parties = max(0, min(2, _named(method) - 1))  # how many of the arguments model and optimizer the method has
 
     @functools.wraps(method)
     def backward(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -313,8 +313,8 @@ def _once_per_step(method: Method) -> Method:
 
 
 def _without(*names: str, kept: int) -> Callable[[Method], Method]:
-    """Return a decorator for methods that may lack the parameters ``names``, which follow the first ``kept`` ones:
-    arguments that the method lacks are not passed to it.
+    """Return a decorator for methods that may lack the parameters ``names``, which follow the first ``kept`` ones. The
+    decorated method drops the arguments for which the original has no parameter.
     """
 
     def wrap(method: Method) -> Method:

@@ -22,8 +22,8 @@ _DTYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
 class TruePrecision(Precision):
     """Base class of precisions that keep parameters, buffers, inputs and new tensors in one floating-point type.
 
-    Integer, boolean and complex tensors are not converted, as in ``Module.half()`` and ``Module.double()``; nor are
-    tensors inside objects of other libraries; convert those in ``on_before_batch_transfer``.
+    Integer, boolean and complex tensors are not converted, as in ``Module.half()`` and ``Module.double()``. Tensors
+    inside objects of other libraries are not converted either; convert these in ``on_before_batch_transfer``.
 
     Args:
         name: the name that users write.
@@ -85,7 +85,8 @@ class HalfPrecision(TruePrecision):
 
 
 class DefaultDtype:
-    """A context in which new floating-point tensors have one dtype. It can be entered again, also while it is entered.
+    """A context in which new floating-point tensors have one dtype. The context can be entered again, also while it is
+    active.
 
     Args:
         dtype: the dtype.

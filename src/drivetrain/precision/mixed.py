@@ -41,9 +41,9 @@ class MixedPrecision(Autocast):
 
     Several optimizers share the scale, which must not change while any of them has scaled gradients. So the scale is
     not updated at every step of an optimizer: it is updated right after a step if no other optimizer of the run has
-    gradients, and otherwise when the next loss is scaled. Gradients that other optimizers have at that time are
-    multiplied to fit the new scale, also if they were already unscaled for clipping, so that the gradients of further
-    losses can be added to them.
+    gradients, and otherwise when the next loss is scaled. At that time, existing gradients of other optimizers are
+    multiplied to fit the new scale, so that the gradients of further losses can be added to them. Gradients that were
+    already unscaled for clipping are multiplied, too.
 
     Raises:
         ConfigurationError: the precision is unknown, or a scaler was passed for "bf16-mixed".
@@ -134,7 +134,7 @@ class MixedPrecision(Autocast):
         self.unscale_gradients(optimizer)
         assert self._scaler is not None  # unscaling has created the scaler
         called: list[bool] = []
-        # The scaler calls the optimizer only if all gradients are finite, so the call itself gives the answer.
+        # The scaler calls the optimizer only if all gradients are finite, so a call shows that they are.
         hook = optimizer.register_step_post_hook(lambda *_: called.append(True))
         try:
             with _stepped_as_others(optimizer):
@@ -172,8 +172,8 @@ class MixedPrecision(Autocast):
         """Return the scale and its growth state; empty for "bf16-mixed". Reading the state changes nothing.
 
         If the scale is due for an update and no optimizer holds gradients, the state contains the updated scale.
-        If optimizers hold gradients, the state contains the current scale, which these gradients have, and "optimizers"
-        says for each optimizer whether its gradients were unscaled or used since the last update.
+        If optimizers hold gradients, the state contains the current scale, by which these gradients are scaled. The
+        entry "optimizers" says for each optimizer whether its gradients were unscaled or used since the last update.
         """
         if self._scaler is None:
             return dict(self._loaded)
@@ -192,8 +192,8 @@ class MixedPrecision(Autocast):
     ) -> Callable[[], dict[str, Any]]:
         if self._scaler is None or not self._scaler.is_enabled() or overrides(self, "state_dict", MixedPrecision):
             return super().deferred_state_dict(module, optimizers)
-        # the scale is due for an update, or gradients are unscaled: this is rare, and reading the state at once may
-        # wait
+        # the scale is due for an update, or gradients are unscaled: the state is read at once, which may wait for the
+        # device, but this case is rare
         if self._stepped or self._unscaled:
             return super().deferred_state_dict(module, optimizers)
         twin = _twin(self._scaler, lambda value: value.clone() if isinstance(value, Tensor) else value)
@@ -257,8 +257,8 @@ class MixedPrecision(Autocast):
             states_of_scaler(self._scaler)[id(optimizer)].update(stage=stage, found_inf_per_device={device: found})
 
     def _settle(self) -> None:
-        """Update the scale if an optimizer has stepped since the last update, and convert all gradients that wait for a
-        step to the new scale.
+        """If an optimizer has stepped since the last update, update the scale, and multiply all gradients that no step
+        has used yet to fit the new scale.
         """
         assert self._scaler is not None  # unscaling has created the scaler
         held = self._held()
@@ -299,7 +299,8 @@ def _twin(scaler: GradScaler, copied: Callable[[Any], Any]) -> GradScaler:
 
 @contextmanager
 def _stepped_as_others(optimizer: Optimizer) -> Iterator[None]:
-    """Context in which a scaler treats ``optimizer`` as one without a fused kernel, which cannot skip a step itself.
+    """Context in which a scaler treats ``optimizer`` as one without a fused kernel: to skip a step, the scaler does not
+    call the optimizer.
 
     A scaler calls an optimizer with a fused kernel on every step, and the kernel skips the update if gradients are not
     finite. But ``step`` creates the optimizer's state before it calls the kernel: SGD's momentum buffers are allocated

@@ -49,8 +49,8 @@ class Precision(Familiar):
     """
 
     device_type: str = "cpu"
-    """The type of the device on which steps run, as an argument of ``torch.autocast``. It is set before the first
-    context is created.
+    """The type of the device on which steps run, as an argument of ``torch.autocast``. The attribute is set before the
+    first context is created.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -160,13 +160,13 @@ class Precision(Familiar):
     ) -> Tensor | None:
         """Clip the gradients of this optimizer's parameters, after unscaling them if they are scaled.
 
-        An override may have only the first three parameters. It is then only called for the 2-norm, and decides itself
-        what to do if the norm is not finite.
+        An override may have only the first three parameters. Such an override is only called for the 2-norm, and
+        decides itself what to do if the norm is not finite.
 
         Args:
             optimizer: the optimizer with the parameters; those without a gradient are skipped.
-            clip_val: the largest norm of all gradients together ("norm"), or absolute value of each element ("value").
-                0 or negative: nothing is clipped.
+            clip_val: the largest norm of all gradients together ("norm"), or the largest absolute value of an element
+                ("value"). 0 or negative: nothing is clipped.
             gradient_clip_algorithm: "norm" or "value".
             norm_type: the order of the norm; ``inf`` is the norm that is the largest absolute value.
             error_if_nonfinite: raise RuntimeError if the norm is not finite, which synchronises with the device.

@@ -6,7 +6,7 @@ from drivetrain.profilers.profiler import Profiler
 
 
 class PassThroughProfiler(Profiler):
-    """Measures nothing. ``trainer.profiler`` is one if no profiler was passed, so user code can always call it."""
+    """Measures nothing. If no profiler was passed, this is ``trainer.profiler``, so user code can always call it."""
 
     def start(self, action_name: str) -> None:
         """Do nothing."""

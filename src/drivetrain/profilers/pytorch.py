@@ -23,7 +23,7 @@ _BATCH = {
     "fit": "run_training_batch", "validate": "run_validation_batch", "test": "run_test_batch",
     "predict": "run_predict_batch",
 }  # fmt: skip
-"""For each stage of a run, the action whose end is one step of torch.profiler's schedule."""
+"""For each stage of a run, the action at whose end torch.profiler's schedule advances by one step."""
 
 
 class ProfileArguments(TypedDict, total=False):

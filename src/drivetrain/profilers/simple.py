@@ -78,7 +78,7 @@ class SimpleProfiler(Profiler):
         self.durations, self._open, self._began = {}, [], time.perf_counter()
 
     def start(self, action_name: str) -> None:
-        """Begin an action; if others are running, it is inside the one that began last.
+        """Begin an action; if other actions are running, it is inside the last one that began.
 
         Raises:
             ConfigurationError: the action is already running.

@@ -14,8 +14,8 @@ class XLAProfiler(Profiler):
     """Marks the actions of a run, and those that user code adds, in the traces of torch_xla's profiler.
 
     Pass it as ``Trainer(profiler=XLAProfiler())``. When a run begins, the profiler starts torch_xla's server in this
-    process; ``torch_xla.debug.profiler.trace("localhost:9012", folder)`` or TensorBoard collects a trace from there.
-    The profiler itself measures nothing, so :meth:`summary` is empty.
+    process; ``torch_xla.debug.profiler.trace("localhost:9012", folder)`` or TensorBoard collects a trace from the
+    server. The profiler itself measures nothing, so :meth:`summary` is empty.
 
     Args:
         port: the server's port.

@@ -23,8 +23,8 @@ class BatchSizeFinder(Callback):
 
     For each size, the finder sets the attribute from which ``train_dataloader`` and the other loader hooks read the
     batch size, runs ``steps_per_trial`` steps, and restores the state before them: weights, optimizer, random states,
-    counters. It tries larger sizes until memory runs out, the whole data set is one batch, or ``max_val`` is reached.
-    At the end, the attribute is set to the size that was found.
+    counters. The finder tries larger sizes until memory runs out, the whole data set is one batch, or ``max_val`` is
+    reached. At the end, the attribute is set to the size that was found.
 
     Args:
         mode: "power": double the size until it does not fit; "binsearch": after that, search between the last size that
@@ -75,7 +75,7 @@ class BatchSizeFinder(Callback):
         self.scale_batch_size(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.progress.fn != "fit":  # a validation inside a fit uses the batch size that it has
+        if trainer.progress.fn != "fit":  # a validation inside a fit keeps its loaders' batch size
             self.scale_batch_size(trainer, pl_module)
 
     on_test_start = on_predict_start = on_validation_start

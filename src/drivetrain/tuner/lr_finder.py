@@ -208,7 +208,7 @@ class LearningRateFinder(Callback):
 
 
 class _Sweep(Callback):
-    """A callback that sets the learning rate of each step, and records the smoothed loss at each."""
+    """A callback that sets the learning rate of each step, and records the smoothed loss of each step."""
 
     def __init__(self, sweep: LRSweep, threshold: float | None) -> None:
         self._sweep, self._threshold = sweep, threshold

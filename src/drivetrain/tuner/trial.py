@@ -182,7 +182,7 @@ def _plain_attributes(module: Any, own: list[Any]) -> dict[str, Any]:
 
     Args:
         module: the module with the attributes.
-        own: objects that are not copied, so that a copied container has the same ones as the original.
+        own: objects that are not copied, so that a copied container holds these objects themselves.
     """
     found = {}
     for name, value in list(module.__dict__.items()):

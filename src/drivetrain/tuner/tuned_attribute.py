@@ -39,8 +39,8 @@ def set_tuned(trainer: Any, module: Any, name: str, value: Any) -> None:
 
 
 def holders(trainer: Any, module: Any, name: str) -> Iterator[Any]:
-    """Yield each object that has an attribute ``name``: the module, its hyperparameters, the datamodule, and the
-    datamodule's hyperparameters are looked at.
+    """Yield those of these four objects that have an attribute ``name``: the module, the module's hyperparameters, the
+    datamodule, the datamodule's hyperparameters.
     """
     for owner in (module, getattr(trainer, "datamodule", None)):
         for holder in (owner, getattr(owner, "hparams", None)):

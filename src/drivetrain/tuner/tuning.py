@@ -163,7 +163,9 @@ class _NoEpochs(Callback):
 
 
 class _TunersRate(LearningRateFinder):
-    """The finder of a Tuner's learning rate. Its state brings the losses back if the steps run in other processes."""
+    """The finder of a Tuner's learning rate. If the steps run in other processes, its state brings the losses back to
+    this process.
+    """
 
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().lr_find(trainer, pl_module)
@@ -183,8 +185,8 @@ class _TunersRate(LearningRateFinder):
 
 
 class _TunersSize(BatchSizeFinder):
-    """The finder of a Tuner's batch size. In an evaluation it runs in the start hook, and then leaves the evaluation
-    without batches.
+    """The finder of a Tuner's batch size. In an evaluation the finder runs in the start hook. Then it sets the
+    evaluation's number of batches to 0, because a Tuner only searches.
     """
 
     _run: Any = None  # the run of the search, if it was in this process
