@@ -86,7 +86,10 @@ class DataWatch:
             )
 
     def before_validation(self) -> None:
-        """Warn if the ranks have trained on the same batch; all ranks must call this, once per fit."""
+        """Warn if the ranks have trained on the same batch.
+
+        All ranks must make the first call in a fit, which compares their batches; later calls do nothing.
+        """
         run = self._run
         if self._samples_compared or run.window.gather is None:
             return

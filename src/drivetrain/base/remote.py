@@ -299,7 +299,7 @@ def _put_new(system: Any, local: str, path: str, address: str | os.PathLike[str]
         system.invalidate_cache()
         if system.exists(path):
             raise FileExistsError(errno.EEXIST, "there is a file of this name", os.fspath(address)) from None
-        # without the condition, which the store may not support; if there is another error, this call raises it
+        # without the mode "create", which the store may not support; any other error is raised here again
         system.put_file(local, path)
 
 

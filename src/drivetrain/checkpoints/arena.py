@@ -20,7 +20,7 @@ from drivetrain.base.packages import fcntl, psutil
 from drivetrain.checkpoints.unread import HOST
 from drivetrain.checkpoints.writer_process import ALIGNMENT, CONTROL
 
-# handled without a call each: a checkpoint's random states have thousands of numbers
+# values of these types are kept without a function call for each: random states have thousands of numbers
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 # factor for the memory that a copy needs beside its tensors: for its pickled structure, and for the allocator
 _MARGIN = 1.05

@@ -52,7 +52,7 @@ def workers_kept(loaders: Iterable[Any]) -> Iterator[None]:
             keep_iterator(part, iterator)
 
 
-_LARGE = 1000  # larger containers count as data: their items are restored, but not the objects in them
+_LARGE = 1000  # a container with more items gets its items back, but changes inside of an item stay
 _LARGEST = 100_000  # larger containers are not restored
 
 

@@ -55,7 +55,7 @@ class CombinedPasses(Passes):
     batches without indices.
     """
 
-    can_repeat = False  # one of the loaders may have restarted since the last batch
+    can_repeat = False  # to fetch the last batch again, each loader would have to return to its position before it
 
     def __init__(self, loader: CombinedLoader, pins: bool = False, seeds: SampleSeeds | None = None) -> None:
         super().__init__(loader)

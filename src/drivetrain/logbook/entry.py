@@ -132,7 +132,7 @@ class Entry:
         self._is_without_value = False  # whether the metric object's last compute() returned None
         # whether the ranks' values are reduced to one value
         self.shared = options.sync_dist and book.reduce is not None
-        self.agreed: Value | None = None  # the value of this epoch on which the ranks have agreed
+        self.agreed: Value | None = None  # the epoch's value after the exchange of the ranks; None before it
         # whether the epoch's first value was a new result of an operation, so that values need not be copied
         self._borrows = False
         self._lent: Value | None = None  # the last value from :meth:`lend`

@@ -289,7 +289,7 @@ def _batches(run: Run, loader: Any, resumed: Resumed | None) -> Batches:
     counts = [count for count, *_ in asked]
     check_counts(counts, "training")
     longest = max(counts)
-    run.progress.expect_batches(longest)  # the ranks may have different limits
+    run.progress.expect_batches(longest)  # the ranks may have different numbers of batches
     if resumed is not None and longest == ENDLESS:
         raise CheckpointError(
             "The checkpoint was saved in the middle of an epoch, by one of several processes whose loader has no "

@@ -209,8 +209,9 @@ def described_hyperparameters(cls: type, values: dict[str, Any]) -> Iterator[Non
 
 
 def _init_arguments(obj: Any, frame: types.FrameType | None) -> dict[str, Any] | None:
-    """Return the arguments of every running ``__init__`` of ``obj``, a derived class's after its base class's; ``None``
-    if none is running.
+    """Return the arguments of all running ``__init__`` calls of ``obj`` in one dictionary; ``None`` if none is running.
+
+    An argument of a derived class replaces its base class's argument of the same name.
     """
     found: dict[str, Any] | None = None
     while frame is not None:

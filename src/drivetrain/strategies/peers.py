@@ -24,7 +24,7 @@ _DIGEST = 16  # bytes
 # text
 _HEADER = struct.Struct(f"<?{_DIGEST}s239s")
 _WORDS = struct.Struct("<2Q")  # the digest as two numbers
-_NUMBERS = 2  # the largest count of numbers that go with a call
+_NUMBERS = 2  # the largest count of numbers that are sent with the request itself
 _LONGEST_LIST = 8  # largest number of names or ranks in a message
 _CHECKED_FIRST = 100  # number of tensor collectives that are checked per group and run, by default
 

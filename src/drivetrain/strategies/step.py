@@ -41,7 +41,7 @@ class Step(Shared):
     active.
 
     Attributes:
-        driver: functions of the running loop.
+        driver: what the running loop gives the strategy: functions that the strategy calls, and a flag.
     """
 
     def bind(self, name: str) -> Callable[..., Any]:

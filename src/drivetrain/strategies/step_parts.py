@@ -49,9 +49,9 @@ class StepParts:
             its share in the optimizer step; ``None`` if the output has no loss. ``index`` counts the backward passes
             for this optimizer step from 0.
         backward: ``(loss)``: computes gradients, which are scaled if the precision scales losses.
-        accumulating: a context around ``training_step`` and ``backward`` that keeps gradients on this rank; the last
-            pass for the optimizer step exchanges them. Outside this context every pass exchanges gradients. See
-            :meth:`Step.accumulating`.
+        accumulating: a context around ``training_step`` and ``backward`` of each pass but the last one before an
+            optimizer step. The context keeps gradients on this rank; the last pass, outside of it, exchanges all of
+            them. See :meth:`Step.accumulating`.
         before_step: ``(optimizer)``: unscales and weights the accumulated gradients, calls the hooks, and clips the
             gradients.
         optimizer_step: ``(optimizer)``: steps the optimizer, by the strategy's ``optimizer_step`` if it is overridden;
