@@ -40,8 +40,8 @@ class BaseFinetuning(Callback):
                     self.unfreeze_and_add_param_group(pl_module.backbone, optimizer)
 
     A checkpoint contains the names of the frozen parameters, and of the parameters in each group of an optimizer. A run
-    that resumes restores both, also in the middle of an epoch. Schedulers also step the groups that were added: an added group follows the schedule of the
-    optimizer's first group, scaled by the ratio of the two learning rates.
+    that resumes restores both, also in the middle of an epoch. Schedulers also step the groups that were added: an
+    added group follows the schedule of the optimizer's first group, scaled by the ratio of the two learning rates.
     """
 
     needs_every_rank = True
