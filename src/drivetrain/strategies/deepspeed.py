@@ -434,7 +434,7 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     def load_deepspeed_checkpoint(self, folder: str | Path, tag: str | None = None) -> None:
         """Load a folder that :meth:`save_deepspeed_checkpoint` wrote. Every rank must call this method in
-        ``on_fit_start``.
+        ``on_train_start``.
 
         The folder's files are unpickled, which can run code.
 
