@@ -82,7 +82,8 @@ class LossWatch(Patience):
         self._windows_before = self._windows
 
     def window_without_step(self, output: Any) -> None:
-        """Called after a window without an optimizer step; ``output`` is the step's output for its last batch.
+        """Called after a window without an optimizer step; ``output`` is what the window's last ``training_step``
+        returned.
 
         Raises:
             ConfigurationError: ``training_step`` has no return with a value, has returned no loss from the beginning

@@ -14,8 +14,8 @@ SHORTEST_S, FEWEST = 3.0, 20
 """The least training time in seconds, and the least number of looks (measurements), for a verdict."""
 
 _FETCH, _SYNC, _LOG, _CHECKPOINT, _VALIDATION, _RANK, _CORES = 0.3, 0.2, 0.2, 0.2, 0.4, 0.15, 0.3
-"""The least share of the training time with which each is named as a cause. For _RANK, the time is that by which one
-rank takes longer than the others."""
+"""Each is the least share of the training time at which a cause is named. For _RANK, the share is of the time by which
+one rank takes longer than the others."""
 
 _PER_BATCH_S = 0.001  # a part that takes less time per batch is not worth a change
 _BUSY, _IDLE, _STEPS = 0.9, 0.5, 0.7

@@ -48,7 +48,7 @@ class Allocator:
 
     def allocate(self, size: int, stream: str) -> Block:
         """Return the smallest free block of the stream that has at least ``size`` bytes, or a block of a new segment.
-        What remains of it becomes another free block.
+        If the block is larger than needed, its rest becomes another free block.
         """
         size = -(-size // UNIT) * UNIT
         is_small = size <= SMALL

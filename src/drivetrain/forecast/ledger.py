@@ -43,7 +43,7 @@ _MARKS = {
     "foreach_all_gather": EXCHANGED, "foreach_all_gather_copy_out": GATHERED, "foreach_reduce": EXCHANGED,
     **dict.fromkeys(torch_private.FUNCTIONS_OF_DDP, EXCHANGED), torch_private.COMPUTES_SHAPES: _SHAPES,
 }  # fmt: skip
-"""Functions of torch, and the kind that memory has which is allocated in them."""
+"""Functions of torch, and for each the kind of the memory that is allocated inside the function."""
 
 _FREE = ("detach", "view", "alias", "_unsafe_view", "t", "transpose", "expand", "permute", "slice", "select", "split",
          "unsqueeze", "squeeze", "as_strided", "unbind", "chunk", "empty", "empty_like", "empty_strided")  # fmt: skip
@@ -189,7 +189,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(getattr(each, "__torch_dispatch__", None) is not None and not _is_plain(each) for each in types):
-            return NotImplemented  # torch then calls again with the local parts of the shards
+            # torch then runs the operation on the local tensors of the shards, which this mode sees
+            return NotImplemented
         kwargs = kwargs or {}
         place = self._last = self._place()
         if self.values.records:
@@ -246,7 +247,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         """Return the value that the pass with real values has recorded for this read, or zero."""
         tensor, line, block = args[0], place[2], place[1]
         if place[0] == "backward":
-            line = self.lines.here()[0]  # this is empty if torch's autograd engine or DDP reads the value
+            line = self.lines.here()[0]  # no line is found if torch's autograd engine or DDP reads the value
         # without a line, torch or drivetrain itself reads the value, for example for a logger
         if (counts := _counts_steps()) or not line:
             return tensor.dtype is torch.bool if not tensor.dtype.is_floating_point else float(counts)
@@ -286,7 +287,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         key = place[2], place[1], str(func)
         is_known, known = False, None
         if place[2] and torch_tools.depends_on_values(func) and key in self.values.known:
-            # take it even if it is not needed, so that the next read gets the next value
+            # take the recorded result even if it is not needed, so that the next read gets the next result
             is_known, known = self.values.take(key)
         try:
             return func(*args, **kwargs)

@@ -34,7 +34,7 @@ class Stretch:
         total: bytes on the device.
         kinds: these bytes by kind.
         blocks: the activations among them by block; "" outside of blocks.
-        phase, block, line: where it is reached.
+        phase, block, line: where the program reaches this memory.
     """
 
     total: int

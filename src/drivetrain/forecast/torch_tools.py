@@ -83,7 +83,8 @@ def keep_meshes_real() -> None:
 
     mesh: Any = device_mesh.DeviceMesh
     mesh.__init__ = outside(mesh.__init__)
-    if "mesh" in vars(mesh):  # in some versions of torch, the constructor sets it as an attribute
+    # otherwise ``mesh`` is no property: the constructor of other torch versions sets an attribute
+    if "mesh" in vars(mesh):
         mesh.mesh = property(outside(mesh.mesh.fget))
     if hasattr(mesh, torch_private.JOIN_MESHES):
         setattr(mesh, torch_private.JOIN_MESHES, staticmethod(outside(getattr(mesh, torch_private.JOIN_MESHES))))
@@ -94,7 +95,7 @@ def join_fake_ranks(rank: int, world_size: int, timeout: Any) -> None:
     """Make this process rank ``rank`` of ``world_size`` in a process group that exchanges nothing."""
     store = torch_private.FakeStore()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size, timeout=timeout)
-    _ = torch_private.collectives  # importing it lets FakeTensorMode run torch's collectives in older versions of torch
+    _ = torch_private.collectives  # this import lets FakeTensorMode run torch's collectives in older versions of torch
 
 
 def stages_know_shapes(stage: Any) -> None:
@@ -157,14 +158,14 @@ _WIDE = (
 
 
 def autocast_as_devices_do() -> Any:
-    """Make autocast on the CPU compute those operations in float32 that it computes so on other devices, until the
-    returned object is freed.
+    """Make autocast on the CPU compute in float32 what autocast on other devices computes in float32; the change lasts
+    until the returned object is freed.
     """
     library: Any = cast("Any", torch.library).Library("aten", "IMPL")
     for name in _WIDE.split():
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        # RuntimeError: autocast on the CPU does so already
+        # RuntimeError: this process has already registered such a kernel
         with contextlib.suppress(RuntimeError), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about replaced kernels; replacing is intended
             library.impl(name, functools.partial(_widened, operator), "AutocastCPU")

@@ -222,9 +222,9 @@ class Copy:
 
     Args:
         function: returns the measurement.
-        alone_with: besides a pipe for the result, the only file descriptor that the copy shares with this process. So
-            the copy cannot change the position in a file, or hold a connection open; ``None``: the copy shares all
-            descriptors.
+        alone_with: a file descriptor that the copy shares with this process. The copy then shares no other descriptor,
+            except a pipe for the result. So the copy cannot change the position in an open file, or hold a connection
+            open. ``None``: the copy shares all descriptors.
         program: the path of the program, whose line is named if the function fails.
     """
 

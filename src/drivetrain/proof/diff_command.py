@@ -137,7 +137,7 @@ def _program(folder: Path) -> dict[str, Any]:
     """Return the recorded description of the program whose run is in ``folder``."""
     try:
         found: dict[str, Any] = json.loads((folder / "program.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:  # the file is written only when the run has ended
+    except FileNotFoundError:  # drivetrain writes program.json only when the run has ended
         raise CannotTryError(f"the run in {folder} was interrupted. Record it again") from None
     return found
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from drivetrain.proof.records import Start, Step, packed, unpacked
 
 _WEIGHTS = {"parameters": 20, "optimizer": 6, "inputs": 3, "losses": 2, "hyperparameters": 1, "Python": 1, "torch": 1}
-"""The search for the step at which a program continued adds, for each part of a record that is equal, this weight."""
+"""The search for the step at which a program continued sums these weights over the parts of a record that are equal."""
 _UNTRAINED = 4
-"""The weight of equal parameters that are those of the first step. It is lower, because a program that restores nothing
-has these parameters, too."""
+"""The weight of equal parameters if they are those of the first step. This weight is lower, because a program that
+restores nothing has these parameters, too."""
 _FOLLOWING = 50
 """The most steps that are compared to find where a program continued."""
 OF_TIME = re.compile(r"time|second|speed|_per_|/s\b|throughput|memory|flops|util|\beta\b", re.IGNORECASE)
@@ -375,8 +375,9 @@ def _by_class(others: list[list[str]]) -> dict[tuple[str, int], Counter[str]]:
 
 
 def _lists_differ(there: Step, here: Step, name: str, is_first: bool) -> bool:
-    """Whether two lists of what came since the last step differ. At a process's first step compare only the ends that
-    both have, because a restart may have lengthened or shortened the list.
+    """Whether the inputs, batches or losses (``name``) since the last optimizer step differ between two records. At a
+    process's first step compare only the ends that both lists have, because a restart may have lengthened or shortened
+    the list.
     """
     was, now = there["since"][name], here["since"][name]
     if is_first:

@@ -181,7 +181,7 @@ def first_operation(
 
 
 def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collection[tuple[str, str]] = ()) -> Judgement:
-    """Return ``found``; if all steps are equal, with the differences between the files of the two runs."""
+    """If all steps are equal, add to ``found`` the differences between the files of the two runs; return ``found``."""
     if not found.differences:
         steps = len(reference.starts(found.rank)[0].steps)
         written = outputs.compare(reference.work, killed.work, reference.program.source, ignored)

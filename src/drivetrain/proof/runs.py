@@ -91,8 +91,8 @@ class Run:
     Args:
         program: what is run.
         folder: the folder for the copy and the records; it must not exist.
-        keeps: whether the copy is backed up before each start, so that the run that :meth:`before` returns can repeat
-            the last start.
+        keeps: whether to back up the copy before each start; the result of :meth:`before` can then repeat the last
+            start.
     """
 
     def __init__(self, program: Program, folder: Path, keeps: bool = False) -> None:

@@ -174,8 +174,9 @@ def _elsewhere(run: Run) -> str | None:
 
 
 def _folder_of(checkpoint: str, run: Run) -> str | None:
-    """Return the log folder of the run that wrote ``checkpoint``. It is a folder above the checkpoint, or that of a run
-    beside ``run``: the newest of the older runs whose record names the checkpoint.
+    """Return the log folder of the run that wrote ``checkpoint``: the nearest folder above the checkpoint that has a
+    record. If none has one, take the folder beside that of ``run`` with the newest older run whose record names the
+    checkpoint.
     """
     above = checkpoint
     for _ in range(_HIGHEST):

@@ -69,8 +69,8 @@ def _keepers(trainer: Trainer) -> list[Any]:
 
 def _end_for_ranks(trainer: Trainer, error: BaseException) -> None:
     """Write why a fit has failed; called in the process that has started the ranks. Rank 0 may not have written the
-    reason: the launcher may have ended it before, or it knows only that it lost the connection to the rank that failed
-    first.
+    reason: the launcher may have ended rank 0 before, or rank 0 knows only that it lost the connection to the rank that
+    failed first.
     """
     for folder in _folders(_keepers(trainer)):
         path = os.path.join(folder, NAME)

@@ -148,9 +148,7 @@ class Machine:
 
     @contextmanager
     def hushed(self) -> Iterator[None]:
-        """Context in which nothing is recorded. If something must be recorded, the caller records the operation as a
-        whole.
-        """
+        """Context in which no move and no wait is recorded; the caller records the complete operation, if needed."""
         self._hushed += 1
         try:
             yield

@@ -158,7 +158,7 @@ def _serve(jobs: Connection, environ: dict[str, str], find: Callable[[], Any]) -
 
 
 def _found(module: str, file: str | None, name: str) -> Any:
-    """Return the suite. It is imported by its file if its module cannot be imported by name, because pytest may choose
+    """Return the suite. If the suite's module cannot be imported by name, import the suite's file: pytest may choose
     names that other processes do not know.
     """
     try:

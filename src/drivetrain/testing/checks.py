@@ -195,7 +195,7 @@ def run_checks(part: Part, only: str | None = None) -> Iterator[Outcome]:
 
 
 def _checks_of(kit: Any) -> list[Check]:
-    """Return the checks of a kit: the public functions of its file that take only the part, except ``try_it``."""
+    """Return the checks of a kit: public functions of the kit's file, without ``try_it``, that take only the part."""
     own = [each for each in vars(kit).values() if inspect.isfunction(each) and each.__module__ == kit.__name__]
     own = [each for each in own if each is not kit.try_it and not each.__name__.startswith("_")]
     return [each for each in own if list(inspect.signature(each).parameters) == ["part"]]

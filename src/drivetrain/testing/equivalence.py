@@ -66,7 +66,7 @@ def check_against_plain_loop(
 
 
 def _programs(count: int, seed: int, shared: bool, precision: str | None) -> Iterator[Program]:
-    """Yield ``count`` programs from ``seed`` on, of ``precision`` unless that is ``None``."""
+    """Yield ``count`` programs with seeds from ``seed`` on; with ``precision``, only programs of this precision."""
     drawn = (random_program(number, exactly_shared=shared) for number in itertools.count(seed))
     return itertools.islice((one for one in drawn if precision in (None, one.precision)), count)
 

@@ -45,7 +45,7 @@ def try_it(part: Part) -> None:
 
 
 def a_run_has_a_name_and_a_version(part: Part) -> None:
-    """name is a str or None, and version a str, an int or None; reading both, and the folders, writes no file."""
+    """name is a str or None, and version a str, an int or None; reading name, version or a folder writes no file."""
     logger = _make(part)
     is_true(isinstance(logger.name, (str, type(None))), f"name is {logger.name!r}")
     is_true(isinstance(logger.version, (int, str, type(None))), f"version is {logger.version!r}")
@@ -155,7 +155,7 @@ def all_ranks_have_one_run(part: Part) -> None:
 
 
 def a_resumed_fit_continues_the_run(part: Part) -> None:
-    """state_dict is plain data, and a new logger that loads it has the same version and folder, and can log."""
+    """state_dict is plain data, and a new logger that loads this data has the same version and folder, and can log."""
     logger = _begun(part)
     logger.save()
     state = logger.state_dict()

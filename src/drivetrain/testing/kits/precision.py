@@ -25,7 +25,7 @@ _BATCHES, _TOLERANCE, _OF_16_BITS = 4, 1e-4, 0.05
 
 
 class Descends(Small):
-    """Trained by SGD, because SGD's steps show a gradient of the wrong size; AdamW's do not."""
+    """A module trained by SGD, because a gradient of the wrong size changes SGD's steps, but not AdamW's."""
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
@@ -110,7 +110,7 @@ def it_accumulates(part: Part) -> None:
 
 
 def it_clips_unscaled_gradients(part: Part) -> None:
-    """Clipping by norm and by value has the effect that it has without a loss scale."""
+    """Clipping by norm and by value has the same effect as without a loss scale."""
     for algorithm, limit in (("norm", 0.05), ("value", 0.01)):
         precision = part.make()
         module, _ = _fit(part, precision, gradient_clip_val=limit, gradient_clip_algorithm=algorithm)
