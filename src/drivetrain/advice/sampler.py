@@ -64,7 +64,7 @@ _USERS, _FETCHER, _LOOP = "a user's", "torch's data loading", "the loop, where t
 _EVERY_S, _LOOKS_PER_AGE = (0.1, 0.5), 20
 _MOST_POINTS = 64  # the most points of a curve of memory
 
-# the words of the board into which a rank writes these times, in microseconds
+# where a rank writes these times, in microseconds, into its part of the board (the files through which ranks report)
 _FETCH_S, _FORWARD_S = board.ENGINE + 1, board.ENGINE + 2
 
 

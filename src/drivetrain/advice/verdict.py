@@ -254,7 +254,8 @@ def _memory(measured: Measured) -> Iterator[tuple[float, Verdict]]:
                 "Keep no tensor of a step, whose graph it holds: append loss.detach() to a list, and clear the "
                 "list after each epoch. If a cache grows on purpose, nothing is wrong."
             )
-            yield 0.0, Verdict("memory", text, advice)  # cost 0.0, so it is named only if there is no other cause
+            # this cause costs 0.0, so it is named only if there is no other cause
+            yield 0.0, Verdict("memory", text, advice)
 
 
 def _per_batch(measured: Measured, seconds: float) -> str:

@@ -35,8 +35,8 @@ class Kind(NamedTuple):
 
 
 def available() -> Iterator[Kind | Finding]:
-    """Yield each kind of device that can be used on this machine, once although it may have several names. If asking a
-    kind raises an error, yield a finding.
+    """Yield each kind of device that can be used on this machine; yield a kind with several names only once. If asking
+    a kind raises an error, yield a finding.
     """
     for name in AcceleratorRegistry.available():
         if any(other < name for other in AcceleratorRegistry.other_names(name)):

@@ -26,7 +26,7 @@ class Block:
     Attributes:
         size: bytes.
         at: its address; of free blocks of one size, the allocator takes the one with the lowest.
-        pool: the list of free blocks to which it returns.
+        pool: the list of free blocks to which the block returns when it is freed.
         before, after: its neighbours in the segment.
         is_free: whether it is free.
     """
@@ -40,7 +40,7 @@ class Block:
 
 
 class Allocator:
-    """Allocates blocks as parts of segments, and counts the bytes of all segments in ``reserved``."""
+    """Allocates blocks as parts of segments, and counts in ``reserved`` the bytes of all segments."""
 
     def __init__(self) -> None:
         self.reserved = 0

@@ -48,7 +48,8 @@ class PlanCheck(Callback):
     window (the batches of the second optimizer step).
 
     ``Trainer(plan_check="warn")`` adds it. Rank 0 makes the plan, as ``drivetrain plan`` does, in a forked copy of its
-    process that shares no open file with it. The callback warns if the two peaks differ by more than 10 %.
+    process; the copy shares no open file with the original. The callback warns if the two peaks differ by more than
+    10 %.
 
     Args:
         action: "warn".

@@ -62,7 +62,8 @@ class Lines:
 
     def here(self) -> tuple[str, str, str]:
         """Return the program's line as "file.py:12". If a function of :data:`_MARKS` is on the stack, also return the
-        kind of memory that it allocates, and the function's name if it exchanges on another stream; otherwise "".
+        kind of memory that the function allocates, and the function's name if the function exchanges on another stream;
+        otherwise "".
         """
         frame: Any = sys._getframe(2)
         mark, apart = "", ""
@@ -82,10 +83,10 @@ class Lines:
 
 
 class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no types
-    """A torch dispatch mode that sees every operation on plain tensors; enter it above the fake mode.
+    """A torch dispatch mode that sees every operation on plain tensors; enter this mode after the fake mode.
 
     Args:
-        ledger: the record that it fills.
+        ledger: the record that this mode fills.
         lines: finds the program's line of each operation.
         values: the values that the program reads from tensors.
     """
@@ -137,11 +138,11 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
     # ---- storages --------------------------------------------------------------------------------------------
 
     def number(self, tensor: Tensor) -> int | None:
-        """Return the number of a tensor's storage, if it was seen."""
+        """Return the number of a tensor's storage, if the storage was seen before."""
         return self.numbers.get(torch_private.storage_key(tensor.untyped_storage()))
 
     def hold(self, tensor: Tensor, kind: str, place: Any) -> None:
-        """Count the storage of ``tensor``, until it is freed."""
+        """Count the storage of ``tensor``, until the storage is freed."""
         storage = tensor.untyped_storage()
         key = torch_private.storage_key(storage)
         if key in self.numbers:

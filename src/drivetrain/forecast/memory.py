@@ -92,7 +92,7 @@ class Change:
     Attributes:
         name: a few words.
         write: the line to write.
-        arguments: the Trainer's arguments that it sets.
+        arguments: the Trainer's arguments that the change sets.
         case: attributes of a :class:`Case`.
         rank: the rank that is run; ``None``: the planned one.
         found: what the changed program needs; ``None``: not measured, for the reason in ``failed``.
@@ -107,7 +107,7 @@ class Change:
     failed: str = ""
 
     def beside(self, other: Change) -> Change:
-        """Return one change that combines this one and ``other``."""
+        """Return one change that combines this change and ``other``."""
         return Change(
             f"{self.name} + {other.name}", f"{self.write} and {other.write}", {**self.arguments, **other.arguments},
             {**self.case, **other.case},

@@ -99,8 +99,8 @@ def join_fake_ranks(rank: int, world_size: int, timeout: Any) -> None:
 
 
 def stages_know_shapes(stage: Any) -> None:
-    """Patch torch's ``PipelineStage``, whose ranks vote on whether shapes are given. A plan gives them, so skip the
-    vote.
+    """Patch torch's ``PipelineStage``, whose ranks vote on whether shapes are given. A plan gives the shapes, so skip
+    the vote.
     """
     known = SimpleNamespace(item=lambda: 1)
     for name in torch_private.VOTES_OF_A_STAGE:

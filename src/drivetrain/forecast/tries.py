@@ -177,8 +177,8 @@ class Planner:
         """Return what the program needs with a change.
 
         A model with long lists of blocks is measured with two and with three blocks in each, and the result is
-        extrapolated. If the shortened model fails, as one may whose code counts its blocks, the model is measured with
-        all blocks.
+        extrapolated. If the shortened model fails, for example because its code counts the blocks, the model is
+        measured with all blocks.
 
         Raises:
             TryError: the program fails with the change.

@@ -15,8 +15,7 @@ from drivetrain.base.tree import map_leaves
 Key = tuple[str, str, str]
 """Identifies a read: the line of the program, the block that runs, and the operation."""
 MOST_UNKNOWN = 10_000
-"""The most unknown values that a line may read. The limit ends a loop that waits for a certain value, and so would not
-end."""
+"""The most unknown values that a line may read. The limit ends a loop that would wait for a certain value forever."""
 
 
 class UnreadableError(Exception):

@@ -158,7 +158,7 @@ class Windows:
         self.job, self.case, self.mode, self.batch = job, case, mode, batch
         self.values, self.ledger = values, Ledger()
         self.recorder = Recorder(self.ledger, Lines(program_files(program)), values)
-        # so that tensors that are made before the first batch do not count as a forward pass's
+        # so that tensors made before the first batch do not count as made in a forward pass
         self.recorder.phase = "optimizer"
         self._optimizers: list[Any] = []
         self._arrivals: list[Any] = []

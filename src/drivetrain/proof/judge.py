@@ -53,7 +53,7 @@ class Judgement:
         started_at: for each start the step of the undisturbed run at which it continued, counted from 1; ``None``:
             the process made no step.
         ended_in: for each start the step in which it ended.
-        start: which start contains the difference, from 0.
+        start: the number of the start that contains the difference; the first has number 0.
         rank: the rank that is judged.
         notes: differences without an effect on any other compared part.
         against: the rank of the same run with which ``rank`` was compared; ``None``: the same rank of another run.
@@ -72,7 +72,7 @@ class Judgement:
 
     @property
     def kills(self) -> list[tuple[int | None, int | None]]:
-        """For each restart the last step before it, and the step with which the program continued."""
+        """For each restart the last step before the restart, and the step with which the program continued."""
         return list(zip(self.ended_in, self.started_at[1:], strict=False))
 
 
@@ -142,7 +142,7 @@ def judge(
         resumes: whether a process may have resumed at any step; if False, it began at the first step.
     """
     found = Judgement(rank=rank)
-    silent: dict[str, int] = {}  # for each random generator that differs, the first step at which it did
+    silent: dict[str, int] = {}  # for each random generator that differs, the first step at which it differed
     unseeded = _unequal(undisturbed.steps[0]["random"], starts[0].steps[0]["random"]) if starts[0].steps else []
     latest = 0
     for start in starts:
@@ -219,7 +219,7 @@ def judge_ranks(one: Start, other: Start, against: int, rank: int) -> Judgement:
 def _own_buffers(one: Sequence[Step], other: Sequence[Step]) -> set[str]:
     """Return the buffers that each rank computes from its own batches, such as the statistics of batch norm.
 
-    A buffer is of this kind if it changes at each step on both ranks, and after each change differs between them.
+    A buffer is of this kind if it changes at each step on both ranks, and differs between the ranks after each change.
     """
     values = [
         tuple(dict(zip(step["names"]["model"], unpacked(step["tensors"]["model"]), strict=True)) for step in steps)
@@ -251,8 +251,8 @@ def _shared(step: Step, other: Step, own: set[str]) -> Step:
 
 
 def _pairs(undisturbed: Start, start: Start, first: int) -> Iterator[tuple[Step, Step]]:
-    """Yield pairs of a step of the undisturbed run, from ``first`` on, and the same step of ``start``; at the end, the
-    pair of final states.
+    """Yield each step of the undisturbed run, from ``first`` on, with the same step of ``start``; at the end, yield the
+    two final states.
     """
     yield from zip(undisturbed.steps[first:], start.steps, strict=False)
     if start.end and undisturbed.end and first + len(start.steps) == len(undisturbed.steps):

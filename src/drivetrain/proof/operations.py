@@ -28,8 +28,8 @@ _WRAPPERS = ("recorded_backward", "recorded_next")
 
 
 class Operations(operations.Operations):  # type: ignore[no-untyped-call]
-    """Records the operations that the program calls (not those that this package calls), and for each the storages that
-    it made or changed.
+    """Records the operations that the program calls (not those that this package calls), and for each operation the
+    storages that the operation made or changed.
     """
 
     def __init__(self) -> None:

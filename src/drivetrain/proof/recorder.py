@@ -204,7 +204,7 @@ class Recorder:
         trained = [each for _, each in found if not places.keys().isdisjoint(map(id, each.values()))]
         trained.sort(key=lambda module: min(places.get(id(each), len(own)) for each in module.values()))
         # Name parameters in the order of their modules, because the order in the optimizer may differ between processes
-        # if the program passed it a set.
+        # if the program passed a set to the optimizer.
         named: dict[int, tuple[str, Tensor]] = {}
         for number, module in enumerate([*trained, {f"parameter {place}": each for place, each in enumerate(own)}], 1):
             taken = {name for name, _ in named.values()}

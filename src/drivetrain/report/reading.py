@@ -116,8 +116,8 @@ def read(folder: str, continues: bool = True) -> Run:
 
     Args:
         folder: the log folder.
-        continues: if the run resumed from the checkpoint of a run in another folder, begin with the fits and values of
-            that run.
+        continues: whether to begin with the fits and values of earlier runs, if the run resumed from a checkpoint in
+            another run's folder.
     """
     run = Run(folder)
     try:

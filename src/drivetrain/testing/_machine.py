@@ -216,7 +216,7 @@ class Machine:
 
     def _common(self, name: str, operands: list[_Operand]) -> Place:
         """Return the device of all operands. Operands whose device is not decided yet (:data:`ANYWHERE`) are put on
-        it.
+        this device.
         """
         places: dict[Place, None] = {}
         open_ones: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""The module that the test suite for strategies trains, and the plain loop with whose results it is compared."""
+"""The module that the test suite for strategies trains, and the plain loop whose results a strategy must reach."""
 
 from __future__ import annotations
 

@@ -253,8 +253,8 @@ class AcceleratorConformance:
         assert {p.device.type for p in ours.parameters()} == {HOST.type}
 
     def test_a_stopped_fit_goes_on_exactly(self, tmp_path: Path) -> None:
-        """Two epochs give the same weights, bit for bit, as one epoch and a second that resumes from its checkpoint,
-        with dropout on the device.
+        """Two epochs give the same weights, bit for bit, as one epoch and a second epoch that resumes from the
+        checkpoint of the first, with dropout on the device.
         """
         whole = fit(self.accelerator(), tmp_path / "whole", epochs=2)
         fit(self.accelerator(), tmp_path / "parts", epochs=1)

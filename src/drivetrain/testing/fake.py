@@ -234,8 +234,8 @@ def _hooks_seen_by(calls: CallMode, push: Callable[..., None], *hooks: Callable[
 
 
 def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) -> Any:
-    """Group tensors by device. Optimizers and clipping call this function in place of one of torch's that is hidden
-    from modes.
+    """Group tensors by device. Optimizers and clipping call this function in place of torch's own, whose calls no mode
+    sees.
     """
     first: Sequence[Any] = next((column for column in lists if column), [])
     members: dict[Place, list[int]] = {}

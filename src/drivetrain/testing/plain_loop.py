@@ -271,8 +271,8 @@ class _Loop:
             torch.nn.utils.clip_grad_norm_(parameters, clip_val)
 
     def manual_batch(self, batch: Tensor) -> None:
-        """Do what ``training_step`` does in manual optimization, under the default dtype that it has there: with
-        precision "64-true", new tensors are float64.
+        """Do what ``training_step`` does in manual optimization, under the default dtype that a Trainer sets for it:
+        with precision "64-true", new tensors are float64.
         """
         torch.set_default_dtype(self.program.dtype)
         try:

@@ -308,7 +308,7 @@ class StrategyConformance:
     # ---- saving and resuming -------------------------------------------------------------------------------------
 
     def test_it_resumes_exactly(self, folder: Path) -> None:
-        """A run resumed at or inside an epoch, or between the batches of one step, equals an uninterrupted run."""
+        """A run that is resumed after an epoch, inside one, or inside an optimizer step equals an uninterrupted run."""
         for at, accumulate in ((6, 1), (9, 1), (9, 4)):
             file = folder / f"{at}-{accumulate}.ckpt"
             arguments: dict[str, Any] = {"accumulate_grad_batches": accumulate}

@@ -44,8 +44,8 @@ def _variables(part: Part) -> list[dict[str, str]]:
 
 @contextmanager
 def _rank(part: Part, variables: Mapping[str, str]) -> Iterator[Any]:
-    """Context in which this process has only the environment variables of a rank and a few of its own; yield the part,
-    a cluster environment.
+    """Context in which this process has only the environment variables of a rank, and keeps a few of its own variables;
+    yield the part, a cluster environment.
     """
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     os.environ.clear()

@@ -67,8 +67,8 @@ def the_name_stays_the_same(part: Part) -> None:
 
 
 def what_was_logged_is_written(part: Part) -> None:
-    """If the logger keeps files, what was logged before save() or finalize() is then in a file below save_dir; in text
-    files, each step is found.
+    """If the logger keeps files, each of save() and finalize() puts what was logged before into a file below save_dir.
+    Text files contain each step.
     """
     logger = _make(part)
     if not part.settings.get("keeps_files", logger.save_dir is not None):

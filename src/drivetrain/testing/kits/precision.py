@@ -206,8 +206,8 @@ def a_second_run_has_the_same_numbers(part: Part) -> None:
 
 
 def it_resumes_exactly(part: Part) -> None:
-    """A fit that is resumed from a checkpoint ends with the same weights as an uninterrupted fit, bit for bit, and with
-    the same state_dict of the precision.
+    """A fit that is resumed from a checkpoint ends with the same weights as an uninterrupted fit, bit for bit; the
+    state_dict of the precision is the same, too.
     """
     file, kept = part.folder / "half.ckpt", (_KeepsState(), _KeepsState())
     uninterrupted, _ = _fit(part, part.make(), callbacks=[Saves(file, _BATCHES), kept[0]])
