@@ -66,7 +66,7 @@ class Patience:
 
 
 class LossWatch(Patience):
-    """Checks the windows of a fit in which ``training_step`` has returned no loss.
+    """Checks the windows, each the batches of one optimizer step, in which ``training_step`` has returned no loss.
 
     Args:
         run: a run with automatic optimization.

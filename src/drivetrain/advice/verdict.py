@@ -51,7 +51,7 @@ class Line:
 
 @dataclass(frozen=True)
 class RankTimes:
-    """What one rank has spent waiting for batches and in forward passes, in seconds."""
+    """The seconds that one rank has spent waiting for batches, and in forward passes."""
 
     rank: int
     fetch_s: float

@@ -153,7 +153,7 @@ class Planner:
             yield Change("tp", line, {"strategy": parallel}, failed=missing)
 
     def largest_batch(self, base: Measured, fits: Fits) -> int | None:
-        """Return the largest micro-batch that fits, up to the program's own; 0: none; ``None``: it is not known."""
+        """Return the largest micro-batch that fits, up to the program's own; 0: none fits; ``None``: not known."""
         size = base.batch_size
         if not size or fits(base):
             return size or None

@@ -67,7 +67,7 @@ class Case:
     """A variant of the program that is measured.
 
     Attributes:
-        lengths: for each list of repeated blocks, how many of them are left; ``None``: all.
+        lengths: for each list of repeated blocks, how many blocks the measured model keeps; ``None``: all.
         divides: the micro-batch is divided by this number, and the number of batches of a window is multiplied by it.
         samples: the samples of a micro-batch, without a change of the number of batches; ``None``: the program's own
             number.

@@ -59,8 +59,8 @@ def prove(
     Args:
         program: what is run.
         folder: a folder for the runs.
-        kills: how often it is killed.
-        seed: the seed of the random steps at which it is killed.
+        kills: how often the program is killed.
+        seed: the seed of the random steps at which the program is killed.
         limit_s: seconds for the undisturbed run.
         say: called with each line of progress.
         why: also name the first torch operation whose result differs.

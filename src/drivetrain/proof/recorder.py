@@ -196,7 +196,7 @@ class Recorder:
         self._scalers = [weakref.ref(each) for each in alive if isinstance(each, torch.amp.GradScaler)]
 
     def _state_of(self, optimizer: Optimizer) -> tuple[Step, Names]:
-        """Return the current state as a record, and the names of its tensors."""
+        """Return the current state as a record, and the names of the tensors in this record."""
         own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         places = {id(each): place for place, each in enumerate(own)}
         found = [(type(each).__name__, tensors_of(each)) for ref in self._modules if (each := ref()) is not None]

@@ -121,7 +121,8 @@ class Run:
 
         Args:
             limit_s: seconds after which it is killed.
-            kill: the step of the run ``like`` at which the program is killed, and the seconds to wait there.
+            kill: the step, as numbered in the run ``like``, at which the program is killed, and the seconds to wait
+                there.
             like: the undisturbed run.
             latest: the step that would have come next if the last kill had not happened.
             operations: a rank and a step of this start, from 0. The operations of this step are recorded; then all
@@ -188,7 +189,7 @@ def run_to_end(
         command: the program and its arguments.
         folder: the working directory.
         variables: environment variables that are added to those of this process.
-        log: the file to which its output is appended.
+        log: the file to which the output of ``command`` is appended.
         limit_s: seconds after which it is killed.
 
     Raises:

@@ -174,7 +174,7 @@ class Machine:
         self._note_reads(func, name, args, place)
         target = self._target(func, kwargs, operands, place, result)
         if name == "_pack_padded_sequence":
-            result, sizes = result  # the second result stays on the host, because the host reads it
+            result, sizes = result  # the second result stays on the host, because the host reads this result
             self._put_all(result, target)
             return result, sizes
         self._put_all(result, target)
@@ -192,7 +192,7 @@ class Machine:
                 self.note_move(place, target, result, not kwargs.get("non_blocking", False))
             return target
         if device is not None and not converts and self.calls and self.calls[-1].kwargs.get("device") is not None:
-            return None  # the program's own call has device="cpu"
+            return None  # the program itself asked for device="cpu"
         if not operands and self._inside_torch():
             return ANYWHERE
         return place

@@ -258,7 +258,7 @@ class _Loop:
         elif program.tolerance > 0:
             divisor = self.losses_in_window
         for parameter in parameters if divisor != 1 else ():
-            assert parameter.grad is not None  # the list above has no parameters without a gradient
+            assert parameter.grad is not None  # all parameters in this list have a gradient
             parameter.grad /= divisor
         if "on_before_optimizer_step" in program.hooks:
             scale_gradients(optimizer)

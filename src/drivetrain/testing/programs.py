@@ -233,7 +233,7 @@ def _numbers(samples: int, seed: int) -> Tensor:
 
 
 class Rows(Dataset[Tensor]):
-    """The rows of a tensor; ``augmented``: with noise from torch's generator."""
+    """A data set of the rows of a tensor; ``augmented``: each row gets noise from torch's generator."""
 
     def __init__(self, data: Tensor, augmented: bool) -> None:
         self.data, self.augmented = data, augmented
@@ -247,7 +247,7 @@ class Rows(Dataset[Tensor]):
 
 
 class Stream(IterableDataset[Tensor]):
-    """The rows of :class:`Rows`, but without a length, and with noise from a generator of its own."""
+    """Yields the rows of a tensor, with noise from a generator of its own; it has no length."""
 
     def __init__(self, data: Tensor) -> None:
         self.data = data

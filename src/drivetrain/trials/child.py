@@ -35,7 +35,7 @@ LEFT_OUT = (Checkpoint, GoodputMonitor, ModelSummary, ProgressBar, Timer, BatchS
 of their own."""
 
 _LEAST_STEPS = 20
-_LEAST_S = 1.0  # with less measured time in all, the machine's load would decide the result, not the change
+_LEAST_S = 1.0  # if less time were measured, the machine's load would decide the result, not the change
 
 
 class NoLogger(DummyLogger):

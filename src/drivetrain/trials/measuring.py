@@ -61,7 +61,7 @@ class Tried:
     Attributes:
         name, write, note, why_not: as in :class:`drivetrain.trials.cures.Cure`.
         samples_per_s: the speed in each round; the rounds end when it is clear that the cure does not help.
-        judgement: ``None``: it was not tried, failed, or was interrupted in the first round.
+        judgement: ``None``: the cure was not tried, failed, or was interrupted in the first round.
         failed: why a trial ended with an error; "": none did.
     """
 
