@@ -183,7 +183,7 @@ def _plan(trainer: Any, module: Any, reader: int) -> Any:
     torch.set_default_device(None)  # the plan's fake tensors need no device
     gc.freeze()  # objects of the run that are garbage in reference cycles must not be freed in the copy
     with os.fdopen(reader, "rb") as pipe:
-        # do not read to the end of the pipe, because a loader's workers keep its other end open
+        # do not read to the end of the pipe, because a loader's workers keep the pipe's other end open
         batch = pickle.load(pipe)
     with torch_tools.real():  # torch's modes that are active in the run must not affect the plan
         return _planned(trainer, module, batch)

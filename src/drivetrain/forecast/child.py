@@ -88,7 +88,7 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         standins.drop_values(mode, started.model)
         found = Planner(job, mode, program, asked).run(trainer, started, fits)
         for each in found.get("changes", ()):
-            # the arguments hold strategies, and to unpickle them the command would have to import torch
+            # the arguments hold strategies, and to unpickle strategies the command would have to import torch
             each.arguments = {}
         _end(result, found)
 

@@ -120,8 +120,8 @@ def _run(command: Sequence[str], asked: dict[str, Any], folder: Path, timeout: f
 
 
 def _values(command: Sequence[str], asked: dict[str, Any], folder: Path, parameters: int) -> str:
-    """Run two windows with real values, if this machine has the memory and they take at most a minute. Return the file
-    with the values that the program has read from tensors.
+    """Run two windows with real values, if this machine has the memory and both windows take at most a minute. Return
+    the file with the values that the program has read from tensors.
     """
     path, free = folder / "values", psutil.virtual_memory().available
     known: Any = {}

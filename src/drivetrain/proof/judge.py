@@ -50,9 +50,9 @@ class Judgement:
     Attributes:
         differences: the parts that differ at the first unequal step, causes before effects.
         equal: the parts that are equal at this step.
-        started_at: for each start the step of the undisturbed run at which it continued, counted from 1; ``None``:
-            the process made no step.
-        ended_in: for each start the step in which it ended.
+        started_at: for each start the step of the undisturbed run at which the process continued, counted from 1;
+            ``None``: the process made no step.
+        ended_in: for each start the step in which the process ended.
         start: the number of the start that contains the difference; the first has number 0.
         rank: the rank that is judged.
         notes: differences without an effect on any other compared part.
@@ -260,7 +260,9 @@ def _pairs(undisturbed: Start, start: Start, first: int) -> Iterator[tuple[Step,
 
 
 def _add_random(found: Judgement, silent: dict[str, int]) -> None:
-    """Insert the differing random states into ``differences``, in front of the differences that they can cause."""
+    """Insert the differing random states into ``differences``, in front of the differences that random states can
+    cause.
+    """
     step = found.differences[0].step
     states = [
         Difference(step, "random state", f"of {name}, since step {since}", found.differences[0].rank)

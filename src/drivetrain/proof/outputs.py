@@ -130,7 +130,7 @@ def _rows(path: Path, run: Path) -> list[Row] | None:
     if path.name == run_file.NAME:
         with suppress(OSError, ValueError):
             run_file.load(path)
-            return None  # run.json lists the killed starts, so it always differs
+            return None  # run.json lists the killed starts, so this file always differs
     try:
         if path.suffix in _TABLES:
             text = path.read_text(encoding="utf-8").replace(str(run), "{run}")

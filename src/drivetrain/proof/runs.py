@@ -67,7 +67,7 @@ class Program:
     torch: str = field(default_factory=installed_torch)
 
     def __post_init__(self) -> None:
-        """Make paths that begin with ``..`` absolute, because in a copy of the working directory they would lead
+        """Make paths that begin with ``..`` absolute, because in a copy of the working directory such paths would lead
         elsewhere.
         """
         self.command, self.resume = ([self._absolute(word) for word in words] for words in (self.command, self.resume))
@@ -164,7 +164,7 @@ class Run:
         return last_lines(self.log)
 
     def starts(self, rank: int) -> list[Start]:
-        """Return a rank's records of each start; those of a start without a step are empty."""
+        """Return a rank's records of each start; the records of a start without a step are empty."""
         return [start_of(self.records, number, rank) for number in range(self.count)]
 
     def ranks(self) -> list[int]:
@@ -182,8 +182,8 @@ class Run:
 def run_to_end(
     command: Sequence[str], folder: Path, variables: Mapping[str, str], log: Path, limit_s: float
 ) -> int:  # fmt: skip
-    """Start ``command``, wait until it ends, and return its exit code. At the end, kill all processes that it has
-    started.
+    """Start ``command``, wait until it ends, and return its exit code. At the end, kill all processes that ``command``
+    has started.
 
     Args:
         command: the program and its arguments.
@@ -205,7 +205,7 @@ def run_to_end(
         except subprocess.TimeoutExpired:
             raise CannotTryError(f"The program did not end within {limit_s:g} s. {last_lines(log)}") from None
         finally:
-            # each rank must be killed by its process number, because torchrun starts it in a session of its own
+            # each rank must be killed by its process number, because torchrun starts each rank in a session of its own
             with suppress(psutil.NoSuchProcess):
                 for each in psutil.Process(process.pid).children(recursive=True):
                     each.kill()
@@ -257,8 +257,8 @@ def undisturbed(program: Program, folder: Path, limit_s: float) -> Run:
 
 
 def kills_for(run: Run, count: int, seed: int) -> list[tuple[int, float]]:
-    """Draw ``count`` kills. Divide the run into ``count`` parts; for each, return a random step in it and random
-    seconds to wait there before the kill.
+    """Draw ``count`` kills. Divide the run into ``count`` parts; for each part, return one of its steps at random, and
+    random seconds to wait there before the kill.
     """
     steps = run.starts(run.ranks()[0])[0].steps
     count = min(count, len(steps) - 1)

@@ -31,8 +31,8 @@ class Ranks:
     The processes start with the first test and continue until a test fails; the next test then gets new processes.
 
     Args:
-        suite: the class with the tests. If the class has a function ``rebuild``, the processes call it to get the
-            class; otherwise they import the class.
+        suite: the class with the tests. If the class has a function ``rebuild``, the processes call ``rebuild`` to get
+            the class; otherwise they import the class.
         size: the number of processes.
         timeout_s: seconds for one test.
     """

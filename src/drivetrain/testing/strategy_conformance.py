@@ -299,7 +299,9 @@ class StrategyConformance:
         return plain
 
     def test_it_trains_a_module_that_it_has_evaluated(self, folder: Path) -> None:
-        """Validation is in inference mode if ``allows_inference_mode`` is True, and training after it works."""
+        """Validation is in inference mode if ``allows_inference_mode`` is True, and training after the validation
+        works.
+        """
         module, trainer = Small(), self.trainer()
         trainer.validate(module, self.loader(2), verbose=False)
         same(module.inference, {trainer.strategy.facts.allows_inference_mode}, "inference mode during validation")
@@ -325,7 +327,9 @@ class StrategyConformance:
             torch.testing.assert_close(resumed[part], uninterrupted[part], rtol=limit, atol=limit)
 
     def test_its_files_are_those_of_a_plain_module(self, folder: Path) -> None:
-        """A checkpoint contains complete tensors under the module's own names, and a plain module can load it."""
+        """A checkpoint contains complete tensors under the module's own names, and a plain module can load the
+        checkpoint.
+        """
         module, trainer = Small(), self.trainer(max_epochs=1)
         found = self.fit(module, trainer)
         trainer.save_checkpoint(folder / "one.ckpt")
@@ -396,7 +400,7 @@ class StrategyConformance:
             check_group(group)
 
     def test_ranks_exchange_values(self, folder: Path) -> None:
-        """Collectives return the right values on every rank, and with one process they return their inputs."""
+        """Collectives return the right values on every rank, and with one process each collective returns its input."""
         trainer = self.trainer()
         trainer.validate(Small(), self.loader(2), verbose=False)
         strategy, size = trainer.strategy, self.devices
@@ -431,7 +435,7 @@ class StrategyConformance:
         same(len(module.losses), 2 * BATCHES * self.replicas, "batches of both runs")
 
     def test_it_can_be_torn_down_at_any_time(self, folder: Path) -> None:
-        """``teardown`` works before anything is set up, and when it is called twice."""
+        """``teardown`` works before anything is set up, and a second ``teardown`` works, too."""
         strategy = self.trainer().strategy
         strategy.teardown()
         strategy.teardown()
@@ -447,7 +451,9 @@ class StrategyConformance:
         self.compare(self.fit(Small()), self.plain_loop())
 
     def test_a_copy_of_it_trains(self, folder: Path) -> None:
-        """The strategy can be pickled for a new process, also after training; its copy trains as the original."""
+        """The strategy can be pickled for a new process, also after training; the unpickled copy trains as the original
+        does.
+        """
         strategy = self.make()
         fresh = pickle.loads(pickle.dumps(strategy))
         same(type(fresh), type(strategy), "class of the copy")

@@ -110,7 +110,7 @@ class _Ended:
 
 
 def _ended(part: Part, scenario: str) -> _Ended:
-    """Run the program, only once for all checks that use the same scenario."""
+    """Run the program; all checks that use the same scenario share one run."""
     if scenario in part.memory:
         return part.memory[scenario]
     spec = part.folder / "spec"

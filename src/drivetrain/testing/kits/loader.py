@@ -80,7 +80,7 @@ def its_length_is_right(part: Part) -> None:
 
 
 def a_pass_that_is_left_does_not_shorten_the_next(part: Part) -> None:
-    """If a pass is given up after its first batch, the next pass yields all batches."""
+    """If a program ends a pass after the first batch, the next pass yields all batches."""
     loader = _make(part)
     if hasattr(loader, "__next__"):
         raise Skipped("it is its own iterator, which continues where it was left")

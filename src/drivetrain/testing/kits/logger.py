@@ -224,7 +224,7 @@ def a_resumed_fit_writes_each_row_once(part: Part) -> None:
 
 
 def a_copy_in_another_process_is_the_same(part: Part) -> None:
-    """A logger can be pickled before its run begins, and the copy has the same name and folder, and can log."""
+    """A logger can be pickled before its run begins; the unpickled copy has the same name and folder, and can log."""
     logger = _make(part)
     copy = pickle.loads(pickle.dumps(logger))
     same((copy.name, copy.save_dir), (logger.name, logger.save_dir), "name and save_dir of the copy")

@@ -198,7 +198,7 @@ def it_leaves_torch_as_it_was(part: Part) -> None:
 
 
 def a_second_run_has_the_same_numbers(part: Part) -> None:
-    """A precision that another Trainer has used trains to the same weights as a new object."""
+    """A fit with a precision object that another Trainer has used gives the same weights as one with a new object."""
     precision = part.make()
     first, _ = _fit(part, precision)
     second, _ = _fit(part, precision)
