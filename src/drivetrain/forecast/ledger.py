@@ -130,8 +130,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
             return self.phase, self.stack[-1] if self.stack else "", line, mark, apart
         if self.stack and line:
             return "recompute", self.stack[-1], line, mark, apart
-        # A node that accumulates a gradient belongs to no operation of the program. It runs after the node that
-        # computed the gradient, so it gets that node's line and block.
+        # A node that accumulates a gradient belongs to no operation of the program. Such a node runs after the node
+        # that computed the gradient, and gets that other node's line and block.
         at, block = self._node = self.nodes.get(node, self._node)
         return "backward", block or (self.stack[-1] if self.stack else ""), at or line, mark, apart
 
@@ -356,7 +356,7 @@ def _attention_flops(args: Any, backward: int) -> int:
 
 def finished(ledger: Ledger, first: int) -> tuple[Operation | Exchange, ...]:
     """Return the steps from number ``first`` on. Each exchange gets the index of the step before which the rank waits
-    for it.
+    for this exchange.
 
     A rank waits for a gather before the first operation that reads the gather's result, and for a reduction of
     gradients before the first operation after the backward pass.

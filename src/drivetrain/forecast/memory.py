@@ -200,9 +200,9 @@ class _Places:
 def multiplied(few: Measured, more: Iterable[Measured], fewest: int) -> Measured:
     """Return what the model needs with all blocks.
 
-    In each stretch, memory is a linear function of the number of blocks: one more block adds its shards, and also its
-    activations and gradients while they are live. The allocator's fragments are taken not to grow, because tensors that
-    are larger than those of a block cause them.
+    In each stretch, memory is a linear function of the number of blocks: one more block adds its shards, and also those
+    of its activations and gradients that are live in this stretch. The forecast assumes that the allocator's fragments
+    do not grow, because tensors larger than a block's cause the fragments.
 
     Args:
         few: the result with ``fewest`` blocks in each list.

@@ -1,4 +1,6 @@
-"""The private parts of torch that a plan uses. If the installed torch lacks one of them, a plan does without it."""
+"""The private parts of torch that a plan uses. If the installed torch lacks one of these parts, a plan does without
+this part.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ def is_fake(tensor: Any) -> bool:
 
 
 def hide_devices() -> None:
-    """Hide all accelerators from torch in this process, because a plan needs none, and a fork of a process that uses an
-    accelerator cannot use it.
+    """Hide all accelerators from torch in this process, because a plan needs none, and torch cannot use an accelerator
+    in a forked copy of a process that already uses one.
     """
     accelerators = cast("Any", torch.accelerator)
     if (found := accelerators.current_accelerator()) is not None:

@@ -47,7 +47,7 @@ class Planner:
         self._base, self.rank = Case(foreach=not job.on_host), job.rank
 
     def run(self, trainer: Any, started: Any, fits: Fits) -> dict[str, Any]:
-        """Return the result for the command: the unchanged program, and changes if it does not fit."""
+        """Return the result for the command: the unchanged program, and changes if the program does not fit."""
         self._trainer, self._started = trainer, started
         if why := refused_strategy(trainer.strategy):
             return {"refused": why}
@@ -280,8 +280,8 @@ def _open_files() -> dict[int, tuple[int, int]]:
 
 
 def _close_inherited(inherited: dict[int, tuple[int, int]], kept: set[int]) -> None:
-    """Redirect inherited descriptors to the null device. They are not closed, because an object that owns one may close
-    it later.
+    """Redirect inherited descriptors to the null device. The descriptors are not closed, because an object that owns a
+    descriptor may close it later.
 
     Descriptors that a library opens in the copy when it is forked, as libuv does for torch's store, are not redirected.
     """

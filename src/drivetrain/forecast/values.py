@@ -1,5 +1,5 @@
-"""Values that a program reads from tensors. A pass with real values records them, and passes on fake tensors use
-them.
+"""Values that a program reads from tensors. A pass with real values records what is read, and passes on fake tensors
+use the recorded values.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str], prog: str = "drivetrain report") -> int:
-    """Write the report, and print where it is; return the exit code."""
+    """Write the report, and print the report's path; return the exit code."""
     made = parser(prog)
     given = made.parse_args(arguments)
     if len(given.run) > 2:

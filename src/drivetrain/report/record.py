@@ -36,7 +36,7 @@ _GIT_WAIT_S = 5.0  # git starts with the fit; the end of the fit waits at most s
 
 
 def begin(trainer: Trainer, resumed_from: str | None) -> None:
-    """Begin the record of a fit that is set up; every rank may call it. An error becomes a warning.
+    """Begin the record of a fit that is set up; every rank may call this function. An error becomes a warning.
 
     Args:
         trainer: the Trainer of the fit.
@@ -109,7 +109,7 @@ class _Record:
         self._told = False  # whether the warning about another writing process was given
         self._began_s = time.monotonic()
         self._carefully(lambda: self._describe(trainer, loggers, resumed_from))
-        # Call git in a thread, because it takes about 20 ms.
+        # Call git in a thread, because git takes about 20 ms.
         self._thread = threading.Thread(
             target=self._carefully, args=(self._begin,), name="drivetrain record", daemon=True
         )

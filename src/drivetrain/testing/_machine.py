@@ -1,5 +1,5 @@
-"""The simulated devices: decides on which device an operation's results are, which operands it may not mix, and what
-makes the host wait.
+"""The simulated devices: decides on which device an operation's results are, which operands an operation may not mix,
+and what makes the host wait.
 """
 
 from __future__ import annotations
@@ -370,8 +370,8 @@ _PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 
 def _asked_at() -> tuple[str, str]:
-    """Return the innermost line of the stack outside torch and drivetrain, and the line of drivetrain that it has
-    called ("" if there is none).
+    """Return the innermost line of the stack outside torch and drivetrain, and the line of drivetrain that this line
+    has called ("" if there is none).
     """
     through = ""
     frame = sys._getframe(1)

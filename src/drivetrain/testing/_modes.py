@@ -183,7 +183,7 @@ def _one_hot(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> 
 
 
 def _ctc_loss(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Handle ctc_loss, which accepts lengths and targets on any device, and moves them to the device that it needs."""
+    """Handle ctc_loss, which accepts lengths and targets on any device, and moves both to the device that it needs."""
     if (place := machine.place(args[0])) is None:
         return func(*args, **kwargs)
 
