@@ -43,7 +43,7 @@ def note_place(error: BaseException, progress: Progress, rank: int, run: Run | N
     hook = _hook_of(error) or (f"{scheduler}.step" if scheduler else _PARTS.get(progress.phase, ""))
     place = _place(progress, fetching=not hook)
     if re.search(r"\d", place):
-        place += " (counted from 0)"  # hooks and files count so, too, but a progress bar counts epochs from 1
+        place += " (counted from 0)"  # hooks and files also count from 0, but a progress bar counts epochs from 1
     note = f"{f'in {hook}, ' if hook else ''}{place}, on rank {rank}."
     cures = [_cure_of_backward(error, progress), _cure_of_schedule(error, scheduler), _cure_of_torch(error)]
     if run is not None:
@@ -159,7 +159,7 @@ def _cure_of_arguments(error: Exception, run: Run) -> str:
 
 
 def _cure_of_torch(error: Exception) -> str:
-    """Return the cure from the table beside this file, if an error of torch is in it; "" for another error."""
+    """If the table beside this file has a pattern for this error of torch, return the cure; "" for another error."""
     found = (
         cure
         for pattern, cure in tables(__file__, "error_notes.ini")["cures"].items()
@@ -217,8 +217,8 @@ def _scheduler_of(error: Exception) -> str:
 
 
 def _hook_of(error: Exception) -> str:
-    """Return the outermost function of the user's code in the traceback that drivetrain has called; "" if there is
-    none.
+    """Return the outermost function in the traceback that belongs to the user's code and was called by drivetrain; ""
+    if there is none.
     """
     entered = False
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -231,7 +231,7 @@ def _hook_of(error: Exception) -> str:
 
 
 def _place(progress: Progress, fetching: bool) -> str:
-    """Return the phase as text. ``fetching``: no hook was running, so in a fetch phase the loader was."""
+    """Return the phase as text. ``fetching``: no hook was running, so in a fetch phase the loader was running."""
     phase, stage, epoch, batch = progress.phase, progress.loop_stage, progress.current_epoch, progress.batch_idx
     if stage is None:
         return f"while {progress.fn.value if progress.fn else 'the run'} was being set up"
@@ -286,8 +286,8 @@ _EVALUATIONS = {
 
 
 def memory_note(error: Exception, run: Run) -> str:
-    """For an error because memory is exhausted, return the contents of the device's memory by kind, and what to change;
-    "" for another error.
+    """If the error says that memory is exhausted, return the contents of the device's memory by kind, and what to
+    change; "" for another error.
     """
     if not is_out_of_memory(error):
         return ""

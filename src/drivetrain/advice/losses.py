@@ -66,7 +66,7 @@ class Patience:
 
 
 class LossWatch(Patience):
-    """Checks the windows of a fit in which ``training_step`` has returned no loss.
+    """Checks the windows, each the batches of one optimizer step, in which ``training_step`` has returned no loss.
 
     Args:
         run: a run with automatic optimization.
@@ -82,7 +82,8 @@ class LossWatch(Patience):
         self._windows_before = self._windows
 
     def window_without_step(self, output: Any) -> None:
-        """Called after a window without an optimizer step; ``output`` is the step's output for its last batch.
+        """Called after a window without an optimizer step; ``output`` is what the window's last ``training_step``
+        returned.
 
         Raises:
             ConfigurationError: ``training_step`` has no return with a value, has returned no loss from the beginning

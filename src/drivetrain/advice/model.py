@@ -133,7 +133,8 @@ def check_parameters(run: Run) -> None:
             "nn.Parameter(...), or save them in on_save_checkpoint."
         )
     _warn_of_hidden_layers(module)
-    if not steps_itself(run.engine.strategy):  # a strategy that steps itself may use float32 master weights
+    # a strategy that steps the optimizer itself may use float32 master weights
+    if not steps_itself(run.engine.strategy):
         _warn_of_eps(optimizers)
 
 

@@ -55,8 +55,8 @@ _OWN_PLACES = {
     ("own_step.py", "backward"): "backward", ("own_step.py", "optimizer_step"): "optimizer",
     ("run.py", "publish"): "log",
 }  # fmt: skip
-"""For functions of drivetrain (file and name) during which the time belongs to another part than the phase says, this
-part."""
+"""Functions of drivetrain, by file and name, whose time does not belong to the part of the current phase; for each
+function, the part to which its time belongs."""
 
 _USERS, _FETCHER, _LOOP = "a user's", "torch's data loading", "the loop, where the stack of a batch ends"
 
@@ -64,7 +64,7 @@ _USERS, _FETCHER, _LOOP = "a user's", "torch's data loading", "the loop, where t
 _EVERY_S, _LOOKS_PER_AGE = (0.1, 0.5), 20
 _MOST_POINTS = 64  # the most points of a curve of memory
 
-# the words of the board into which a rank writes these times, in microseconds
+# where a rank writes these times, in microseconds, into its part of the board (the files through which ranks report)
 _FETCH_S, _FORWARD_S = board.ENGINE + 1, board.ENGINE + 2
 
 
@@ -81,12 +81,13 @@ class _Place(NamedTuple):
 
 
 class Sampler(threading.Thread):
-    """Measures one fit, from the creation of this object until :meth:`stop`. The thread that trains must do both.
+    """Measures one fit, from the creation of this object until :meth:`stop`. The thread that trains must create and
+    stop the object.
 
     Args:
         run: the run of the fit.
         began_s: when the fit began, by ``time.monotonic``.
-        resumes: whether it resumes from a checkpoint.
+        resumes: whether the fit resumes from a checkpoint.
     """
 
     def __init__(self, run: Run, began_s: float, resumes: bool) -> None:
@@ -295,9 +296,9 @@ class ThreadStack:
     faulthandler writes the frames in one call, which no other Python code can interrupt. Reading frame objects directly
     can crash Python 3.11, because the running thread may return from a frame at the same time.
 
-    It writes to a pipe, because faulthandler makes a system call for each word, and such a call costs half as much for
-    a pipe as for a file. On Windows, or if the frames of all threads do not fit into a pipe, it writes to an unnamed
-    file.
+    faulthandler makes a system call for each word, and a call that writes to a pipe costs half as much as one that
+    writes to a file. So faulthandler writes to a pipe here. On Windows, or if the frames of all threads do not fit into
+    a pipe, faulthandler writes to an unnamed file.
 
     Args:
         thread: the thread's :func:`threading.get_ident`.

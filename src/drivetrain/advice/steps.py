@@ -47,8 +47,8 @@ class AutomaticWatch(_EpochWatch):
         self._without_steps = 0  # number of epochs in a row without a step
 
     def before_validation(self) -> None:
-        """Report, once, the parameters that get no gradient. This is done with one process only, because with several a
-        strategy may keep gradients elsewhere.
+        """Report, once, the parameters that get no gradient. Nothing is reported with several processes, because a
+        strategy may then keep gradients elsewhere.
         """
         run, looked = self.run, self._looked
         self._looked = True
@@ -117,7 +117,7 @@ class ManualWatch(_EpochWatch):
         self._told = self._add_up = False
         self._idle: dict[int, Any] = {}  # optimizers that have not stepped, and the hooks that observe their steps
         self._spent: list[Any] = []  # handles of hooks that have done their work
-        self._first: dict[int, Any] = {}  # for each optimizer, a gradient of its first step, until its second step
+        self._first: dict[int, Any] = {}  # for each optimizer, a gradient of its first step, kept until its second step
 
     def on_train_start(self) -> None:
         super().on_train_start()

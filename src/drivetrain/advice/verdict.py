@@ -14,8 +14,8 @@ SHORTEST_S, FEWEST = 3.0, 20
 """The least training time in seconds, and the least number of looks (measurements), for a verdict."""
 
 _FETCH, _SYNC, _LOG, _CHECKPOINT, _VALIDATION, _RANK, _CORES = 0.3, 0.2, 0.2, 0.2, 0.4, 0.15, 0.3
-"""The least share of the training time with which each is named as a cause. For _RANK, the time is that by which one
-rank takes longer than the others."""
+"""Each is the least share of the training time at which a cause is named. For _RANK, the share is of the time by which
+one rank takes longer than the others."""
 
 _PER_BATCH_S = 0.001  # a part that takes less time per batch is not worth a change
 _BUSY, _IDLE, _STEPS = 0.9, 0.5, 0.7
@@ -51,7 +51,7 @@ class Line:
 
 @dataclass(frozen=True)
 class RankTimes:
-    """What one rank has spent waiting for batches and in forward passes, in seconds."""
+    """The seconds that one rank has spent waiting for batches, and in forward passes."""
 
     rank: int
     fetch_s: float
@@ -254,7 +254,8 @@ def _memory(measured: Measured) -> Iterator[tuple[float, Verdict]]:
                 "Keep no tensor of a step, whose graph it holds: append loss.detach() to a list, and clear the "
                 "list after each epoch. If a cache grows on purpose, nothing is wrong."
             )
-            yield 0.0, Verdict("memory", text, advice)  # cost 0.0, so it is named only if there is no other cause
+            # this cause costs 0.0, so it is named only if there is no other cause
+            yield 0.0, Verdict("memory", text, advice)
 
 
 def _per_batch(measured: Measured, seconds: float) -> str:

@@ -136,7 +136,7 @@ def _items(check: Check, folder: str, deadline: float) -> Items:
 
 @contextmanager
 def _only_here() -> Iterator[None]:
-    """Context in which processes are started that do not react to Ctrl-C. Only this process reacts, and ends them."""
+    """Context: processes that are started in it ignore Ctrl-C. Only this process reacts, and ends those processes."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

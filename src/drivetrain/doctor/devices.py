@@ -35,8 +35,8 @@ class Kind(NamedTuple):
 
 
 def available() -> Iterator[Kind | Finding]:
-    """Yield each kind of device that can be used on this machine, once although it may have several names. If asking a
-    kind raises an error, yield a finding.
+    """Yield each kind of device that can be used on this machine; yield a kind with several names only once. If asking
+    a kind raises an error, yield a finding.
     """
     for name in AcceleratorRegistry.available():
         if any(other < name for other in AcceleratorRegistry.other_names(name)):
@@ -57,7 +57,7 @@ def available() -> Iterator[Kind | Finding]:
 def check() -> Items:
     """Compare the output and the gradients of a small network on each device in each precision."""
     precisions = {}
-    # of a class with several names, the last is the complete one: "16", then "16-mixed"
+    # a class may have several names, such as "16" and then "16-mixed"; keep the last, which is the complete one
     for name in PrecisionRegistry.available():
         entry = PrecisionRegistry.entry(name)
         precisions[entry.cls, repr(entry.init_params)] = name

@@ -2,9 +2,9 @@
 also after a skipped step.
 
 [Note: skipped steps]
-``torch.amp.GradScaler`` does not call an optimizer whose gradients overflowed. But it does call a fused kernel, with
-``found_inf``, and the kernel must then change nothing. During these checks torch fills uninitialized memory with NaN,
-so that a kernel that reads such memory gives wrong numbers every time, and not only by chance.
+If gradients overflow, ``torch.amp.GradScaler`` skips the optimizer's step. But the scaler does call an optimizer with a
+fused kernel, with ``found_inf``, and the kernel must then change nothing. During these checks torch fills uninitialized
+memory with NaN, so that a kernel that reads such memory gives wrong numbers every time, and not only by chance.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from drivetrain.errors import text_of
 _OTHERS = ("LBFGS", "SparseAdam", "Muon")
 _OPTIONS: dict[str, list[dict[str, Any]]] = {
     "SGD": [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9, "nesterov": True}],
-    # a large eps, because with torch's default rounding alone changes the first steps
+    # a large eps, because with torch's default eps, rounding errors alone would change the first steps
     "Adadelta": [{"lr": 1.0, "rho": 0.5, "eps": 0.01}],
 }
 _DEFAULT: list[dict[str, Any]] = [{"lr": 0.05}]

@@ -23,8 +23,8 @@ _SLOWEST_MIB_S, _LONGEST_S = 20, 0.05
 
 
 def check(rank: int, folder: str) -> Items:
-    """Sum tensors over two ranks: with Gloo on the CPU, and with the own backend of each kind of device of which the
-    machine has at least two.
+    """Sum tensors over two ranks: with Gloo on the CPU and, for each kind of device of which the machine has two or
+    more, with the backend of this kind.
     """
     pairs = [("gloo", [HOST, HOST])]
     for kind in available():

@@ -1,5 +1,5 @@
-"""Apply the rules of torch's caching allocator to a program's allocations, to compute the bytes that it would reserve
-on a device.
+"""Apply the rules of torch's caching allocator to a program's allocations, to compute the bytes that the allocator
+would reserve on a device.
 
 The rules are those of torch's CUDA allocator with its defaults. For 12,000 allocations that were recorded on an H200,
 the computed bytes differ from the reserved ones by at most 0.1 %.
@@ -25,8 +25,8 @@ class Block:
 
     Attributes:
         size: bytes.
-        at: its address; of free blocks of one size, the allocator takes the one with the lowest.
-        pool: the list of free blocks to which it returns.
+        at: its address; of free blocks of one size, the allocator takes the block with the lowest address.
+        pool: the list of free blocks to which the block returns when it is freed.
         before, after: its neighbours in the segment.
         is_free: whether it is free.
     """
@@ -40,7 +40,7 @@ class Block:
 
 
 class Allocator:
-    """Allocates blocks as parts of segments, and counts the bytes of all segments in ``reserved``."""
+    """Allocates blocks as parts of segments, and counts in ``reserved`` the bytes of all segments."""
 
     def __init__(self) -> None:
         self.reserved = 0
@@ -48,7 +48,7 @@ class Allocator:
 
     def allocate(self, size: int, stream: str) -> Block:
         """Return the smallest free block of the stream that has at least ``size`` bytes, or a block of a new segment.
-        What remains of it becomes another free block.
+        If the block is larger than needed, its rest becomes another free block.
         """
         size = -(-size // UNIT) * UNIT
         is_small = size <= SMALL

@@ -1,5 +1,5 @@
-"""Find the repeated blocks of a model. A plan measures the model with only two and with three of them, and extrapolates
-to all.
+"""Find the repeated blocks of a model. A plan measures the model with only two and with three blocks, and extrapolates
+to all blocks.
 """
 
 from __future__ import annotations

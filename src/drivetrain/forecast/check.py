@@ -48,7 +48,8 @@ class PlanCheck(Callback):
     window (the batches of the second optimizer step).
 
     ``Trainer(plan_check="warn")`` adds it. Rank 0 makes the plan, as ``drivetrain plan`` does, in a forked copy of its
-    process that shares no open file with it. The callback warns if the two peaks differ by more than 10 %.
+    process; the copy shares no open file with the original. The callback warns if the two peaks differ by more than
+    10 %.
 
     Args:
         action: "warn".
@@ -142,7 +143,7 @@ class PlanCheck(Callback):
             self._nothing(f"the plan failed: {plan}.")
             return
         there = self._found
-        there.setdefault("passes", there["step"])  # there is no "passes" if no optimizer has stepped
+        there.setdefault("passes", there["step"])  # the entry is missing if no optimizer has stepped
         found, peak = max(there["passes"], there["step"]), max(plan["passes"], plan["step"])
         share = (found - peak) / max(peak, 1)
         text = f"the plan's peak of tensors is {gib(peak)}, and {self._device} reported {gib(found)}"
@@ -174,14 +175,15 @@ class PlanCheck(Callback):
 def _plan(trainer: Any, module: Any, reader: int) -> Any:
     """Wait for the batch and plan the fit; runs in the forked copy of the process.
 
-    It must run in the copy's first thread. In a new thread, a fork of the copy would free what torch keeps for the
-    first thread, including process groups, whose own threads do not exist in the fork.
+    This function must run in the copy's first thread. If it ran in a new thread, and the plan forked the copy, that
+    fork would free what torch keeps for the first thread. This includes process groups, whose own threads do not exist
+    in the fork.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the copy, too, but only the run may end it
     torch.set_default_device(None)  # the plan's fake tensors need no device
     gc.freeze()  # objects of the run that are garbage in reference cycles must not be freed in the copy
     with os.fdopen(reader, "rb") as pipe:
-        # do not read to the end of the pipe, because a loader's workers keep its other end open
+        # do not read to the end of the pipe, because a loader's workers keep the pipe's other end open
         batch = pickle.load(pipe)
     with torch_tools.real():  # torch's modes that are active in the run must not affect the plan
         return _planned(trainer, module, batch)

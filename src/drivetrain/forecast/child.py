@@ -35,7 +35,7 @@ def main() -> int:
     asked = json.loads(os.environ.pop(VARIABLE))
     result = Path(asked["result"])
     _prepare(asked, given.program, result)
-    # otherwise each garbage collection during the program's imports would visit the objects of torch's modules
+    # without freeze, each garbage collection during the program's imports would visit the objects of torch's modules
     gc.freeze()
     gc.enable()
     try:
@@ -88,7 +88,7 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         standins.drop_values(mode, started.model)
         found = Planner(job, mode, program, asked).run(trainer, started, fits)
         for each in found.get("changes", ()):
-            # the arguments hold strategies, and to unpickle them the command would have to import torch
+            # the arguments hold strategies, and to unpickle strategies the command would have to import torch
             each.arguments = {}
         _end(result, found)
 
@@ -116,7 +116,7 @@ def _record_reads(trainers: Any, program: str, result: Path, memory: int) -> Non
 
 def become(job: standins.Job, values_until_fit: bool = False) -> Any:
     """Make this process a rank of the planned job, and return the fake mode."""
-    os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # a plan can record only optimizer steps through torch's ordinary calls
+    os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # a plan records only steps that call torch in the ordinary way
     torch.set_num_threads(1)  # fake tensors need no threads, and threads would not survive a fork of the process
     torch_tools.hide_devices()
     mode: Any = torch_tools.fake_mode()

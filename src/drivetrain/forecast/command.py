@@ -28,8 +28,8 @@ from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end, signal
 
 VARIABLE = "DRIVETRAIN_PLAN"
 COPIES, REAL_S = 6, 60.0
-"""A pass with real values is tried only with free memory for ``COPIES`` times the parameters (for weights, gradients,
-states of the optimizer and activations), and is ended after ``REAL_S`` seconds."""
+"""A pass with real values is tried only if ``COPIES`` times the parameters' size is free (for weights, gradients,
+states of the optimizer and activations). The pass is ended after ``REAL_S`` seconds."""
 MOST_RUNS = 4
 """The most ranges of ranks, such as 0-3, that a line of the report names."""
 SCHEMA = 1
@@ -106,8 +106,7 @@ def _run(command: Sequence[str], asked: dict[str, Any], folder: Path, timeout: f
     """Run the program in a process of its own up to its first fit, and return the result of that process."""
     result, log = folder / "result", folder / "output.txt"
     result.unlink(missing_ok=True)
-    # without garbage collection, because imports leave no garbage, and to look for it takes a fifth of the imports'
-    # time
+    # without garbage collection: imports leave no garbage, and looking for garbage takes a fifth of their time
     words = [sys.executable, *words_to_call("drivetrain.forecast.child", "gc.disable()"), *command]
     code = run_to_end(words, Path.cwd(), {VARIABLE: json.dumps({**asked, "result": str(result)})}, log, timeout)
     found: dict[str, Any] = {"failed": f"The program ended with exit code {code}."}
@@ -121,8 +120,8 @@ def _run(command: Sequence[str], asked: dict[str, Any], folder: Path, timeout: f
 
 
 def _values(command: Sequence[str], asked: dict[str, Any], folder: Path, parameters: int) -> str:
-    """Run two windows with real values, if this machine has the memory and they take at most a minute. Return the file
-    with the values that the program has read from tensors.
+    """Run two windows with real values, if this machine has the memory and both windows take at most a minute. Return
+    the file with the values that the program has read from tensors.
     """
     path, free = folder / "values", psutil.virtual_memory().available
     known: Any = {}

@@ -185,9 +185,10 @@ def in_pipeline(window: Forecast, ranks: int, micro_batches: int, stages_per_ran
     """Return the forecast of a rank of a pipeline: ``window``, plus the bubble (the time in which the rank waits for
     other stages).
 
-    A rank waits before its first micro-batch arrives, and after its last one has left. With GPipe and 1F1B it waits for
-    as long as it needs for ``ranks - 1`` micro-batches. With several stages on each rank (interleaved 1F1B) the wait is
-    shorter, because a micro-batch passes only one stage of each other rank before it arrives.
+    A rank waits before its first micro-batch arrives, and after its last one has left. With GPipe and 1F1B the rank
+    waits for the time that it takes to compute ``ranks - 1`` micro-batches. With several stages on each rank
+    (interleaved 1F1B) the wait is shorter, because a micro-batch passes only one stage of each other rank before it
+    arrives.
 
     Args:
         window: all micro-batches of the rank.

@@ -43,7 +43,7 @@ _MARKS = {
     "foreach_all_gather": EXCHANGED, "foreach_all_gather_copy_out": GATHERED, "foreach_reduce": EXCHANGED,
     **dict.fromkeys(torch_private.FUNCTIONS_OF_DDP, EXCHANGED), torch_private.COMPUTES_SHAPES: _SHAPES,
 }  # fmt: skip
-"""Functions of torch, and the kind that memory has which is allocated in them."""
+"""Functions of torch, and for each the kind of the memory that is allocated inside the function."""
 
 _FREE = ("detach", "view", "alias", "_unsafe_view", "t", "transpose", "expand", "permute", "slice", "select", "split",
          "unsqueeze", "squeeze", "as_strided", "unbind", "chunk", "empty", "empty_like", "empty_strided")  # fmt: skip
@@ -62,7 +62,8 @@ class Lines:
 
     def here(self) -> tuple[str, str, str]:
         """Return the program's line as "file.py:12". If a function of :data:`_MARKS` is on the stack, also return the
-        kind of memory that it allocates, and the function's name if it exchanges on another stream; otherwise "".
+        kind of memory that the function allocates, and the function's name if the function exchanges on another stream;
+        otherwise "".
         """
         frame: Any = sys._getframe(2)
         mark, apart = "", ""
@@ -82,10 +83,10 @@ class Lines:
 
 
 class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no types
-    """A torch dispatch mode that sees every operation on plain tensors; enter it above the fake mode.
+    """A torch dispatch mode that sees every operation on plain tensors; enter this mode after the fake mode.
 
     Args:
-        ledger: the record that it fills.
+        ledger: the record that this mode fills.
         lines: finds the program's line of each operation.
         values: the values that the program reads from tensors.
     """
@@ -129,19 +130,19 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
             return self.phase, self.stack[-1] if self.stack else "", line, mark, apart
         if self.stack and line:
             return "recompute", self.stack[-1], line, mark, apart
-        # A node that accumulates a gradient belongs to no operation of the program. It runs after the node that
-        # computed the gradient, so it gets that node's line and block.
+        # A node that accumulates a gradient belongs to no operation of the program. Such a node runs after the node
+        # that computed the gradient, and gets that other node's line and block.
         at, block = self._node = self.nodes.get(node, self._node)
         return "backward", block or (self.stack[-1] if self.stack else ""), at or line, mark, apart
 
     # ---- storages --------------------------------------------------------------------------------------------
 
     def number(self, tensor: Tensor) -> int | None:
-        """Return the number of a tensor's storage, if it was seen."""
+        """Return the number of a tensor's storage, if the storage was seen before."""
         return self.numbers.get(torch_private.storage_key(tensor.untyped_storage()))
 
     def hold(self, tensor: Tensor, kind: str, place: Any) -> None:
-        """Count the storage of ``tensor``, until it is freed."""
+        """Count the storage of ``tensor``, until the storage is freed."""
         storage = tensor.untyped_storage()
         key = torch_private.storage_key(storage)
         if key in self.numbers:
@@ -189,7 +190,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(getattr(each, "__torch_dispatch__", None) is not None and not _is_plain(each) for each in types):
-            return NotImplemented  # torch then calls again with the local parts of the shards
+            # torch then runs the operation on the local tensors of the shards, which this mode sees
+            return NotImplemented
         kwargs = kwargs or {}
         place = self._last = self._place()
         if self.values.records:
@@ -246,7 +248,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         """Return the value that the pass with real values has recorded for this read, or zero."""
         tensor, line, block = args[0], place[2], place[1]
         if place[0] == "backward":
-            line = self.lines.here()[0]  # this is empty if torch's autograd engine or DDP reads the value
+            line = self.lines.here()[0]  # no line is found if torch's autograd engine or DDP reads the value
         # without a line, torch or drivetrain itself reads the value, for example for a logger
         if (counts := _counts_steps()) or not line:
             return tensor.dtype is torch.bool if not tensor.dtype.is_floating_point else float(counts)
@@ -286,7 +288,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         key = place[2], place[1], str(func)
         is_known, known = False, None
         if place[2] and torch_tools.depends_on_values(func) and key in self.values.known:
-            # take it even if it is not needed, so that the next read gets the next value
+            # take the recorded result even if it is not needed, so that the next read gets the next result
             is_known, known = self.values.take(key)
         try:
             return func(*args, **kwargs)
@@ -354,7 +356,7 @@ def _attention_flops(args: Any, backward: int) -> int:
 
 def finished(ledger: Ledger, first: int) -> tuple[Operation | Exchange, ...]:
     """Return the steps from number ``first`` on. Each exchange gets the index of the step before which the rank waits
-    for it.
+    for this exchange.
 
     A rank waits for a gather before the first operation that reads the gather's result, and for a reduction of
     gradients before the first operation after the backward pass.

@@ -34,7 +34,7 @@ class Stretch:
         total: bytes on the device.
         kinds: these bytes by kind.
         blocks: the activations among them by block; "" outside of blocks.
-        phase, block, line: where it is reached.
+        phase, block, line: where the program reaches this memory.
     """
 
     total: int
@@ -92,7 +92,7 @@ class Change:
     Attributes:
         name: a few words.
         write: the line to write.
-        arguments: the Trainer's arguments that it sets.
+        arguments: the Trainer's arguments that the change sets.
         case: attributes of a :class:`Case`.
         rank: the rank that is run; ``None``: the planned one.
         found: what the changed program needs; ``None``: not measured, for the reason in ``failed``.
@@ -107,7 +107,7 @@ class Change:
     failed: str = ""
 
     def beside(self, other: Change) -> Change:
-        """Return one change that combines this one and ``other``."""
+        """Return one change that combines this change and ``other``."""
         return Change(
             f"{self.name} + {other.name}", f"{self.write} and {other.write}", {**self.arguments, **other.arguments},
             {**self.case, **other.case},
@@ -200,9 +200,9 @@ class _Places:
 def multiplied(few: Measured, more: Iterable[Measured], fewest: int) -> Measured:
     """Return what the model needs with all blocks.
 
-    In each stretch, memory is a linear function of the number of blocks: one more block adds its shards, and also its
-    activations and gradients while they are live. The allocator's fragments are taken not to grow, because tensors that
-    are larger than those of a block cause them.
+    In each stretch, memory is a linear function of the number of blocks: one more block adds its shards, and also those
+    of its activations and gradients that are live in this stretch. The forecast assumes that the allocator's fragments
+    do not grow, because tensors larger than a block's cause the fragments.
 
     Args:
         few: the result with ``fewest`` blocks in each list.

@@ -61,8 +61,8 @@ class Exchange:
         dtype: of the exchanged tensor, such as "bfloat16".
         phase: the part of the window in which it was issued.
         block: as in :class:`Operation`.
-        waited_on_at: index in :attr:`Recorded.steps` of the first operation issued after the rank waited for it;
-            ``len(steps)``: the rank does not wait within the window.
+        waited_on_at: index in :attr:`Recorded.steps` of the first operation issued after the rank waited for the
+            exchange; ``len(steps)``: the rank does not wait within the window.
     """
 
     name: str

@@ -82,7 +82,7 @@ def _key(step: Step, labels: bool) -> tuple[Any, ...]:
 def _inserted(old: list[Step], new: list[Step]) -> tuple[int, int] | None:
     """Return where steps were inserted into ``old`` to make ``new``, and how many; ``None`` if not in one place."""
     size = len(new) - len(old)
-    for labels in (True, False):  # first compare also whether steps belong to a block, then without this
+    for labels in (True, False):  # first compare also which steps belong to a block, then ignore this
         one, other = ([_key(each, labels) for each in run] for run in (old, new))
         start = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
         if size >= 0 and one[start:] == other[start + size :]:

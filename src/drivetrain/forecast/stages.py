@@ -1,5 +1,5 @@
-"""Stand-ins for the other ranks of a pipeline. They send fake tensors with the shapes that those ranks' stages
-return.
+"""Stand-ins for the other ranks of a pipeline. The stand-ins send fake tensors with the shapes that the stages of these
+ranks return.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Pipeline:
 
 PIPELINE = Pipeline()
 _STAGES: list[nn.Module] = []
-"""Copies of all stages. They are needed because a rank drops the parameters of the stages that are not its own."""
+"""Copies of all stages. The copies are needed because a rank drops the parameters of the stages that are not its
+own."""
 _SHAPES: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
 """For each stage its inputs and its outputs, for one micro-batch."""
 

@@ -86,7 +86,7 @@ class PlannedEnvironment(ClusterEnvironment):
         return self._job.nodes
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Accept any number of devices, because the command line sets it."""
+        """Accept any number of devices, because the command line sets this number."""
 
 
 def planned(job: Job, strategy: str | None = None) -> Callable[[Settings], Plan]:
@@ -219,8 +219,8 @@ def parameters_become_fake(mode: Any) -> None:
     """Patch torch, in this process, so that a module's parameters and buffers are fake tensors as soon as they are
     registered.
 
-    A layer's constructor only reserves memory, and writes to it when it initializes the weights; this initialization
-    then meets fake tensors. So a model may be larger than this machine's memory.
+    A layer's constructor only reserves memory, and writes to the memory when it initializes the weights; with this
+    patch, the constructor initializes fake tensors. So a model may be larger than this machine's memory.
     """
     module = cast("Any", nn.Module)
     register_parameter, register_buffer = module.register_parameter, module.register_buffer

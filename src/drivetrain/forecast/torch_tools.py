@@ -1,4 +1,6 @@
-"""The private parts of torch that a plan uses. If the installed torch lacks one of them, a plan does without it."""
+"""The private parts of torch that a plan uses. If the installed torch lacks one of these parts, a plan does without
+this part.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ def is_fake(tensor: Any) -> bool:
 
 
 def hide_devices() -> None:
-    """Hide all accelerators from torch in this process, because a plan needs none, and a fork of a process that uses an
-    accelerator cannot use it.
+    """Hide all accelerators from torch in this process, because a plan needs none, and torch cannot use an accelerator
+    in a forked copy of a process that already uses one.
     """
     accelerators = cast("Any", torch.accelerator)
     if (found := accelerators.current_accelerator()) is not None:
@@ -83,7 +85,8 @@ def keep_meshes_real() -> None:
 
     mesh: Any = device_mesh.DeviceMesh
     mesh.__init__ = outside(mesh.__init__)
-    if "mesh" in vars(mesh):  # in some versions of torch, the constructor sets it as an attribute
+    # otherwise ``mesh`` is no property: the constructor of other torch versions sets an attribute
+    if "mesh" in vars(mesh):
         mesh.mesh = property(outside(mesh.mesh.fget))
     if hasattr(mesh, torch_private.JOIN_MESHES):
         setattr(mesh, torch_private.JOIN_MESHES, staticmethod(outside(getattr(mesh, torch_private.JOIN_MESHES))))
@@ -94,12 +97,12 @@ def join_fake_ranks(rank: int, world_size: int, timeout: Any) -> None:
     """Make this process rank ``rank`` of ``world_size`` in a process group that exchanges nothing."""
     store = torch_private.FakeStore()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size, timeout=timeout)
-    _ = torch_private.collectives  # importing it lets FakeTensorMode run torch's collectives in older versions of torch
+    _ = torch_private.collectives  # this import lets FakeTensorMode run torch's collectives in older versions of torch
 
 
 def stages_know_shapes(stage: Any) -> None:
-    """Patch torch's ``PipelineStage``, whose ranks vote on whether shapes are given. A plan gives them, so skip the
-    vote.
+    """Patch torch's ``PipelineStage``, whose ranks vote on whether shapes are given. A plan gives the shapes, so skip
+    the vote.
     """
     known = SimpleNamespace(item=lambda: 1)
     for name in torch_private.VOTES_OF_A_STAGE:
@@ -157,14 +160,14 @@ _WIDE = (
 
 
 def autocast_as_devices_do() -> Any:
-    """Make autocast on the CPU compute those operations in float32 that it computes so on other devices, until the
-    returned object is freed.
+    """Make autocast on the CPU compute in float32 what autocast on other devices computes in float32; the change lasts
+    until the returned object is freed.
     """
     library: Any = cast("Any", torch.library).Library("aten", "IMPL")
     for name in _WIDE.split():
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        # RuntimeError: autocast on the CPU does so already
+        # RuntimeError: this process has already registered such a kernel
         with contextlib.suppress(RuntimeError), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about replaced kernels; replacing is intended
             library.impl(name, functools.partial(_widened, operator), "AutocastCPU")

@@ -47,7 +47,7 @@ class Planner:
         self._base, self.rank = Case(foreach=not job.on_host), job.rank
 
     def run(self, trainer: Any, started: Any, fits: Fits) -> dict[str, Any]:
-        """Return the result for the command: the unchanged program, and changes if it does not fit."""
+        """Return the result for the command: the unchanged program, and changes if the program does not fit."""
         self._trainer, self._started = trainer, started
         if why := refused_strategy(trainer.strategy):
             return {"refused": why}
@@ -153,7 +153,7 @@ class Planner:
             yield Change("tp", line, {"strategy": parallel}, failed=missing)
 
     def largest_batch(self, base: Measured, fits: Fits) -> int | None:
-        """Return the largest micro-batch that fits, up to the program's own; 0: none; ``None``: it is not known."""
+        """Return the largest micro-batch that fits, up to the program's own; 0: none fits; ``None``: not known."""
         size = base.batch_size
         if not size or fits(base):
             return size or None
@@ -177,8 +177,8 @@ class Planner:
         """Return what the program needs with a change.
 
         A model with long lists of blocks is measured with two and with three blocks in each, and the result is
-        extrapolated. If the shortened model fails, as one may whose code counts its blocks, the model is measured with
-        all blocks.
+        extrapolated. If the shortened model fails, for example because its code counts the blocks, the model is
+        measured with all blocks.
 
         Raises:
             TryError: the program fails with the change.
@@ -222,9 +222,9 @@ class Copy:
 
     Args:
         function: returns the measurement.
-        alone_with: besides a pipe for the result, the only file descriptor that the copy shares with this process. So
-            the copy cannot change the position in a file, or hold a connection open; ``None``: the copy shares all
-            descriptors.
+        alone_with: a file descriptor that the copy shares with this process. The copy then shares no other descriptor,
+            except a pipe for the result. So the copy cannot change the position in an open file, or hold a connection
+            open. ``None``: the copy shares all descriptors.
         program: the path of the program, whose line is named if the function fails.
     """
 
@@ -280,8 +280,8 @@ def _open_files() -> dict[int, tuple[int, int]]:
 
 
 def _close_inherited(inherited: dict[int, tuple[int, int]], kept: set[int]) -> None:
-    """Redirect inherited descriptors to the null device. They are not closed, because an object that owns one may close
-    it later.
+    """Redirect inherited descriptors to the null device. The descriptors are not closed, because an object that owns a
+    descriptor may close it later.
 
     Descriptors that a library opens in the copy when it is forked, as libuv does for torch's store, are not redirected.
     """

@@ -1,5 +1,5 @@
-"""Values that a program reads from tensors. A pass with real values records them, and passes on fake tensors use
-them.
+"""Values that a program reads from tensors. A pass with real values records what is read, and passes on fake tensors
+use the recorded values.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from drivetrain.base.tree import map_leaves
 Key = tuple[str, str, str]
 """Identifies a read: the line of the program, the block that runs, and the operation."""
 MOST_UNKNOWN = 10_000
-"""The most unknown values that a line may read. The limit ends a loop that waits for a certain value, and so would not
-end."""
+"""The most unknown values that a line may read. The limit ends a loop that would wait for a certain value forever."""
 
 
 class UnreadableError(Exception):
@@ -47,14 +46,14 @@ class Values:
         self._taken = Counter[Key]()
 
     def record(self, key: Key, result: Any) -> None:
-        """Keep a number, or the shapes of tensors."""
+        """Keep the result of a read: a number, or the shapes of tensors."""
         self.known.setdefault(key, []).append(
             map_leaves(lambda leaf: leaf.detach().to("meta") if isinstance(leaf, Tensor) else leaf, result)
         )
 
     def take(self, key: Key) -> tuple[bool, Any]:
-        """Return whether the next result is known, and the result, whose tensors are new. After the last result, the
-        first follows again.
+        """Return whether a result was recorded for the next read, and this result with new tensors. After the last
+        recorded result, the first follows again.
 
         Raises:
             UnreadableError: no result is known, and either this ends the pass, or the line has read
@@ -73,7 +72,9 @@ def _new(leaf: Any) -> Any:
 
 
 def read_one_by_one() -> None:
-    """Patch torch, in this process: ``tensor.tolist()`` calls ``item()`` for each value, as for a fake tensor."""
+    """Patch torch, in this process: ``tensor.tolist()`` of a real tensor then calls ``item()`` for each value, as that
+    of a fake tensor does.
+    """
 
     def tolist(tensor: Tensor) -> Any:
         return [each.tolist() for each in tensor] if tensor.ndim else tensor.item()

@@ -67,7 +67,7 @@ class Case:
     """A variant of the program that is measured.
 
     Attributes:
-        lengths: for each list of repeated blocks, how many of them are left; ``None``: all.
+        lengths: for each list of repeated blocks, how many blocks the measured model keeps; ``None``: all.
         divides: the micro-batch is divided by this number, and the number of batches of a window is multiplied by it.
         samples: the samples of a micro-batch, without a change of the number of batches; ``None``: the program's own
             number.
@@ -110,7 +110,7 @@ def first_batch(made: Any) -> Any:
 
 
 class Watch(Callback):
-    """Follows the phases of the windows, and ends the fit after them."""
+    """Follows the phases of the windows, and ends the fit after the last window."""
 
     position = "last"
 
@@ -148,7 +148,7 @@ class Windows:
         case: the variant of the program.
         mode: the fake mode.
         program: the path of the program.
-        values: the values that the program reads from tensors; in a pass that records them, tensors are real.
+        values: the values that the program reads from tensors; in a pass that records these values, tensors are real.
         batch: the batch, or one with its shapes; ``None``: the first one of the program's loader.
     """
 
@@ -158,7 +158,7 @@ class Windows:
         self.job, self.case, self.mode, self.batch = job, case, mode, batch
         self.values, self.ledger = values, Ledger()
         self.recorder = Recorder(self.ledger, Lines(program_files(program)), values)
-        # so that tensors that are made before the first batch do not count as a forward pass's
+        # so that tensors made before the first batch do not count as made in a forward pass
         self.recorder.phase = "optimizer"
         self._optimizers: list[Any] = []
         self._arrivals: list[Any] = []
@@ -218,7 +218,7 @@ class Windows:
     def _prepare(self, trainer: Any, set_up: Callable[[Any], None]) -> None:
         """Set up the model on fake tensors, and record everything from here on."""
         module = trainer.lightning_module
-        # a pipeline needs all blocks, because it divides them into stages
+        # a pipeline needs all blocks, because it divides the blocks into stages
         self.lists = blocks.shorten(module, None if _owns_step(trainer.strategy) else self.case.lengths)
         self.blocks = blocks.paths(module)
         if self.case.recomputes:
@@ -272,7 +272,7 @@ class Windows:
         own.phase = "forward"
 
     def note(self, hook: str) -> None:
-        """Record the live bytes at a hook; they replace those of the previous batch."""
+        """Record the live bytes at a hook, in place of the bytes that the previous batch recorded there."""
         self._live[hook] = sum(self.recorder.sizes.values())
 
     def ends_batch(self, batch_idx: int) -> None:
@@ -301,14 +301,14 @@ class Windows:
             ARRIVED.append(id(parameter))
 
     def _divide_by_arrival(self) -> None:
-        """Do what DDP does before its second window: divide the gradients into buckets, in the order in which they were
-        computed.
+        """Do what DDP does before its second window: divide the gradients into buckets, in the order in which the
+        gradients were computed.
         """
         for handle in self._arrivals:
             handle.remove()
         strategy = self.trainer.strategy
         # The loop still holds the first DDP wrapper with its buffers. In a real run there is only one wrapper, so do
-        # not count them.
+        # not count these buffers.
         self.recorder.forget(EXCHANGED)
         wrap_again(strategy, self.module)
         strategy.driver.rebind()

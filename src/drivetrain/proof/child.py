@@ -14,7 +14,9 @@ PROG = "drivetrain prove-resume"
 
 
 def main() -> int:
-    """Run and record the program on the command line; :data:`VARIABLE` has the recorder's arguments."""
+    """Run and record the program on the command line; the environment variable :data:`VARIABLE` has the recorder's
+    arguments.
+    """
     given = parse_program(PROG)
     Recorder(**json.loads(os.environ[VARIABLE])).install()
     return run_program(given, PROG)

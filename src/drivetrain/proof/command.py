@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
     program = Program(command, given.resume_args, given.ranks, links=given.link)
     verdict = Verdict(2)
     try:
-        with signals_as_interrupts():  # so that SIGTERM and SIGHUP also end the program and remove the folder
+        with signals_as_interrupts():  # on SIGTERM and SIGHUP, too, the program is ended and the folder removed
             verdict = prove(program, folder, given.kills, given.seed, given.timeout, say, given.why)
     except KeyboardInterrupt:
         say(f"{prog}: interrupted, the program was ended")

@@ -137,7 +137,7 @@ def _program(folder: Path) -> dict[str, Any]:
     """Return the recorded description of the program whose run is in ``folder``."""
     try:
         found: dict[str, Any] = json.loads((folder / "program.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:  # the file is written only when the run has ended
+    except FileNotFoundError:  # drivetrain writes program.json only when the run has ended
         raise CannotTryError(f"the run in {folder} was interrupted. Record it again") from None
     return found
 
@@ -167,7 +167,7 @@ def _run(folder: Path, target: Path) -> Run:
     files, old, source = set(found.pop("files")), found.pop("source"), folder / "undisturbed" / "work"
     for words in ("command", "resume"):
         found[words] = [word.replace(old + os.sep, f"{source}{os.sep}") for word in found[words]]
-    # the run was recorded on another machine, so use the Python of this process, and its torch
+    # the run was recorded on another machine, so use the Python and the torch of this process
     if not os.access(found.get("python", ""), os.X_OK):
         found = {key: value for key, value in found.items() if key not in ("python", "torch")}
     run = Run(Program(**{**found, "source": source, "links": ()}), target)

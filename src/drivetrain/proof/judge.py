@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from drivetrain.proof.records import Start, Step, packed, unpacked
 
 _WEIGHTS = {"parameters": 20, "optimizer": 6, "inputs": 3, "losses": 2, "hyperparameters": 1, "Python": 1, "torch": 1}
-"""The search for the step at which a program continued adds, for each part of a record that is equal, this weight."""
+"""The search for the step at which a program continued sums these weights over the parts of a record that are equal."""
 _UNTRAINED = 4
-"""The weight of equal parameters that are those of the first step. It is lower, because a program that restores nothing
-has these parameters, too."""
+"""The weight of equal parameters if they are those of the first step. This weight is lower, because a program that
+restores nothing has these parameters, too."""
 _FOLLOWING = 50
 """The most steps that are compared to find where a program continued."""
 OF_TIME = re.compile(r"time|second|speed|_per_|/s\b|throughput|memory|flops|util|\beta\b", re.IGNORECASE)
@@ -50,10 +50,10 @@ class Judgement:
     Attributes:
         differences: the parts that differ at the first unequal step, causes before effects.
         equal: the parts that are equal at this step.
-        started_at: for each start the step of the undisturbed run at which it continued, counted from 1; ``None``:
-            the process made no step.
-        ended_in: for each start the step in which it ended.
-        start: which start contains the difference, from 0.
+        started_at: for each start the step of the undisturbed run at which the process continued, counted from 1;
+            ``None``: the process made no step.
+        ended_in: for each start the step in which the process ended.
+        start: the number of the start that contains the difference; the first has number 0.
         rank: the rank that is judged.
         notes: differences without an effect on any other compared part.
         against: the rank of the same run with which ``rank`` was compared; ``None``: the same rank of another run.
@@ -72,7 +72,7 @@ class Judgement:
 
     @property
     def kills(self) -> list[tuple[int | None, int | None]]:
-        """For each restart the last step before it, and the step with which the program continued."""
+        """For each restart the last step before the restart, and the step with which the program continued."""
         return list(zip(self.ended_in, self.started_at[1:], strict=False))
 
 
@@ -142,7 +142,7 @@ def judge(
         resumes: whether a process may have resumed at any step; if False, it began at the first step.
     """
     found = Judgement(rank=rank)
-    silent: dict[str, int] = {}  # for each random generator that differs, the first step at which it did
+    silent: dict[str, int] = {}  # for each random generator that differs, the first step at which it differed
     unseeded = _unequal(undisturbed.steps[0]["random"], starts[0].steps[0]["random"]) if starts[0].steps else []
     latest = 0
     for start in starts:
@@ -219,7 +219,7 @@ def judge_ranks(one: Start, other: Start, against: int, rank: int) -> Judgement:
 def _own_buffers(one: Sequence[Step], other: Sequence[Step]) -> set[str]:
     """Return the buffers that each rank computes from its own batches, such as the statistics of batch norm.
 
-    A buffer is of this kind if it changes at each step on both ranks, and after each change differs between them.
+    A buffer is of this kind if it changes at each step on both ranks, and differs between the ranks after each change.
     """
     values = [
         tuple(dict(zip(step["names"]["model"], unpacked(step["tensors"]["model"]), strict=True)) for step in steps)
@@ -251,8 +251,8 @@ def _shared(step: Step, other: Step, own: set[str]) -> Step:
 
 
 def _pairs(undisturbed: Start, start: Start, first: int) -> Iterator[tuple[Step, Step]]:
-    """Yield pairs of a step of the undisturbed run, from ``first`` on, and the same step of ``start``; at the end, the
-    pair of final states.
+    """Yield each step of the undisturbed run, from ``first`` on, with the same step of ``start``; at the end, yield the
+    two final states.
     """
     yield from zip(undisturbed.steps[first:], start.steps, strict=False)
     if start.end and undisturbed.end and first + len(start.steps) == len(undisturbed.steps):
@@ -260,7 +260,9 @@ def _pairs(undisturbed: Start, start: Start, first: int) -> Iterator[tuple[Step,
 
 
 def _add_random(found: Judgement, silent: dict[str, int]) -> None:
-    """Insert the differing random states into ``differences``, in front of the differences that they can cause."""
+    """Insert the differing random states into ``differences``, in front of the differences that random states can
+    cause.
+    """
     step = found.differences[0].step
     states = [
         Difference(step, "random state", f"of {name}, since step {since}", found.differences[0].rank)
@@ -375,8 +377,9 @@ def _by_class(others: list[list[str]]) -> dict[tuple[str, int], Counter[str]]:
 
 
 def _lists_differ(there: Step, here: Step, name: str, is_first: bool) -> bool:
-    """Whether two lists of what came since the last step differ. At a process's first step compare only the ends that
-    both have, because a restart may have lengthened or shortened the list.
+    """Whether the inputs, batches or losses (``name``) since the last optimizer step differ between two records. At a
+    process's first step compare only the ends that both lists have, because a restart may have lengthened or shortened
+    the list.
     """
     was, now = there["since"][name], here["since"][name]
     if is_first:

@@ -47,8 +47,8 @@ def _family(kind: Any) -> Iterator[Any]:
 
 
 def _wrap(kind: Any, name: str, hear: Callable[..., None]) -> None:
-    """Wrap the method ``name``, if ``kind`` itself defines it and it is not wrapped yet, so that each call first calls
-    ``hear``.
+    """Make each call of the method ``name`` of the class ``kind`` first call ``hear``. Do nothing if the class inherits
+    the method, or if the method is wrapped already.
     """
     method = vars(kind).get(name)
     if method is None or hasattr(method, "_is_heard"):

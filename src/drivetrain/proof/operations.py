@@ -28,8 +28,8 @@ _WRAPPERS = ("recorded_backward", "recorded_next")
 
 
 class Operations(operations.Operations):  # type: ignore[no-untyped-call]
-    """Records the operations that the program calls (not those that this package calls), and for each the storages that
-    it made or changed.
+    """Records the operations that the program calls (not those that this package calls), and for each operation the
+    storages that the operation made or changed.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Operations(operations.Operations):  # type: ignore[no-untyped-call]
         self._made.append({key: ref for key, ref in _storages(seen).items() if key not in before})
 
     def name(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Set the names of the program's tensors, by part of its state, for :meth:`write`."""
+        """Set the names of the program's tensors, by part of the program's state; :meth:`write` writes these names."""
         self._names = {}
         for part, tensors in parts.items():
             for name, tensor in tensors.items():
@@ -77,8 +77,8 @@ def _changed(func: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _storages(tree: Any) -> Storages:
-    """Return a weak reference to each tensor's storage, by the reference's address. While the reference exists, no
-    other storage gets this address.
+    """Return a weak reference to each tensor's storage; the key is the storage's address. While the weak reference
+    exists, no other storage gets this address.
     """
     found: Storages = {}
     for each in leaves(tree):
@@ -90,7 +90,7 @@ def _storages(tree: Any) -> Storages:
 
 
 class _Recorder(Exception):
-    """Raised when the recorder itself called the operation."""
+    """Raised if the recorder itself, and not the program, has called the operation."""
 
 
 def _place(frame: Any) -> str | None:
@@ -116,9 +116,9 @@ def first_difference(one: Path, other: Path, has_same_start: bool, has_same_torc
     Args:
         one: the file with the operations of the first run.
         other: the file of the second run.
-        has_same_start: whether both records begin with the step before. If False, one process may have called more
-            operations at its start, such as those that load a checkpoint. The records are then compared backwards from
-            their ends, as long as the operations have equal names.
+        has_same_start: whether both records begin with the optimizer step before the recorded one. If False, one
+            process may have called more operations at its start, such as those that load a checkpoint. The records are
+            then compared backwards from their ends, as long as the operations have equal names.
         has_same_torch: whether both runs had the same version of torch. If not, the two versions may call different
             operations; then operations of only one run are ignored, unless all operations of both have equal results.
     """

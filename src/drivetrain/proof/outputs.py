@@ -24,7 +24,7 @@ from drivetrain.report import run_file
 Row = dict[str, str]
 Cells = tuple[tuple[str, str], ...]
 Column = tuple[str, str]
-"""A file and the name of a column, or of a tensor or number in a checkpoint."""
+"""Names values in a file: the file, and the name of a column, or of a tensor or number in a checkpoint."""
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")
 _VERSION = re.compile(r"(?:^|/)(version_\d+)/")
@@ -110,8 +110,8 @@ def _only(row: Row, columns: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _likeness(row: Cells, other: Cells) -> tuple[int, int]:
-    """Return the number of equal cells, and the number without steps and epochs. Of two rows with as many equal cells,
-    the one with equal values and another step is the likelier counterpart.
+    """Return how many cells are equal, and how many of these cells are neither steps nor epochs. Of two rows with as
+    many equal cells, the one with equal values and another step is the likelier counterpart.
     """
     equal = set(row) & set(other)
     return len(equal), sum(name not in ("step", "epoch", "iteration") for name, _ in equal)
@@ -130,7 +130,7 @@ def _rows(path: Path, run: Path) -> list[Row] | None:
     if path.name == run_file.NAME:
         with suppress(OSError, ValueError):
             run_file.load(path)
-            return None  # run.json lists the killed starts, so it always differs
+            return None  # run.json lists the killed starts, so this file always differs
     try:
         if path.suffix in _TABLES:
             text = path.read_text(encoding="utf-8").replace(str(run), "{run}")

@@ -16,7 +16,7 @@ from drivetrain.proof.runs import Program
 def prove_resume(tmp_path: Path) -> Callable[..., Verdict]:
     """A function that fails the test unless a program resumes exactly, and returns the verdict.
 
-    It is called with the program and its arguments, as one text or as a list of words, and with the options of
+    Call the function with the program and its arguments, as one text or as a list of words, and with the options of
     ``drivetrain prove-resume``: ``kills`` (2), ``ranks``, ``seed``, ``resume_args``, ``link``, ``timeout`` in seconds
     (3600). The program starts in copies of the working directory, or of ``folder``.
     """

@@ -30,7 +30,7 @@ class Verdict:
     Attributes:
         code: 0: it resumes exactly; 1: it does not; 2: the proof could not be run.
         message: the verdict in words.
-        kills: for each kill the last step before it, and the step at which the program continued, counted from 1;
+        kills: for each kill the last step before the kill, and the step at which the program continued, counted from 1;
             ``None``: it made no step after the kill.
         steps: the optimizer steps of the undisturbed run.
         hash: 16 characters that depend on every step of that run.
@@ -59,8 +59,8 @@ def prove(
     Args:
         program: what is run.
         folder: a folder for the runs.
-        kills: how often it is killed.
-        seed: the seed of the random steps at which it is killed.
+        kills: how often the program is killed.
+        seed: the seed of the random steps at which the program is killed.
         limit_s: seconds for the undisturbed run.
         say: called with each line of progress.
         why: also name the first torch operation whose result differs.
@@ -141,8 +141,8 @@ def _prove(
 def _kill_and_restart(
     killed: Run, reference: Run, moments: Sequence[tuple[int, float]], say: Callable[[str], Any]
 ) -> tuple[int, Judgement]:
-    """Kill and restart the program, until it ends by itself or a difference is found; return its last exit code and the
-    judgement.
+    """Kill and restart the program, until the program ends by itself or a difference is found; return the program's
+    last exit code and the judgement.
     """
     latest = 0
     for kill in [*moments, None]:
@@ -170,7 +170,8 @@ def first_operation(
     If ``ranks`` are two ranks of one run, name the first operation after which ``tensor`` differs between them.
     """
     for run, rank, step in zip((one, other), ranks, steps, strict=True):
-        with suppress(CannotTryError):  # the run took too long; the difference is known, only its operation is not
+        # the run took too long; the difference is known, but not the operation that caused it
+        with suppress(CannotTryError):
             run.start(limit_s, operations=(rank, step))
         if not (run.records / OPERATIONS).exists():
             return "the step could not be repeated, so the operation is not known"
@@ -181,7 +182,7 @@ def first_operation(
 
 
 def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collection[tuple[str, str]] = ()) -> Judgement:
-    """Return ``found``; if all steps are equal, with the differences between the files of the two runs."""
+    """If all steps are equal, add to ``found`` the differences between the files of the two runs; return ``found``."""
     if not found.differences:
         steps = len(reference.starts(found.rank)[0].steps)
         written = outputs.compare(reference.work, killed.work, reference.program.source, ignored)

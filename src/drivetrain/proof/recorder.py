@@ -44,7 +44,8 @@ class Recorder:
         folder: where the records go.
         start: how often the program was started before in this run.
         parent: the process that has started the program.
-        undisturbed: the folder with the records of the undisturbed run; comparing with them gives the current step.
+        undisturbed: the folder with the records of the undisturbed run; the recorder compares with these to find the
+            current step.
         latest: the step that would have come next if the last kill had not happened.
         kill: the step at which to kill, counted from 0 in the undisturbed run, and the seconds to wait there; the kill
             comes before the next step.
@@ -65,12 +66,12 @@ class Recorder:
         self._is_dying = False
         self._first: int | None = None  # the index that this process's first step has in the undisturbed run
         self._depth = 0
-        self._since: dict[str, list[Any]] = {"inputs": [], "batches": [], "losses": []}  # since the last step
+        self._since: dict[str, list[Any]] = {"inputs": [], "batches": [], "losses": []}  # values since the last step
         self._parameters = weakref.WeakKeyDictionary[Optimizer, int]()  # number of parameters of each optimizer
         self._modules: list[weakref.ref[nn.Module]] = []
         self._scalers: list[weakref.ref[Any]] = []
         self._before: tuple[Step, Names] | None = None  # during a step with a closure, the state before the step
-        self._last: Optimizer | None = None  # keeps the parameters alive until the end, for the last record
+        self._last: Optimizer | None = None  # keeps the parameters alive, which the last record needs at the end
 
     def install(self) -> None:
         """Add the hooks to torch, for the whole process."""
@@ -116,7 +117,8 @@ class Recorder:
                 multiprocessing.util.Finalize(None, self._at_exit, exitpriority=0)
         if self._writer is None:
             return
-        if self._is_dying:  # the process must be killed before the next step, and the timer has not done so yet
+        # the process must be killed before the next step, and the timer's thread has not killed it yet
+        if self._is_dying:
             kill_job(self._parent)
         parameters = sum(len(group["params"]) for group in optimizer.param_groups)
         # Look for modules only at steps 0, 1, 2, 4, 8 ... and when the optimizer has new parameters, because going
@@ -127,7 +129,7 @@ class Recorder:
             listen(self._hear)
         self._last = optimizer
         if callable(kwargs.get("closure", args[1] if len(args) > 1 else None)):
-            # written after the step, because the closure computes loss and gradients during the step
+            # this record is written after the step, because the closure computes loss and gradients during the step
             self._before = self._state_of(optimizer)
         else:
             self._finish(*self._state_of(optimizer))
@@ -148,7 +150,7 @@ class Recorder:
         if self._kill is not None and rank() == 0:
             self._die_if_due(step, *self._kill)
         self._count += 1
-        self._watch_operations()  # a step's record begins with the operations of the optimizer's step before it
+        self._watch_operations()  # the recorded operations of a step begin with the optimizer step before it
 
     def _write(self, kind: str, step: Step, names: Names) -> None:
         assert self._writer is not None
@@ -194,7 +196,7 @@ class Recorder:
         self._scalers = [weakref.ref(each) for each in alive if isinstance(each, torch.amp.GradScaler)]
 
     def _state_of(self, optimizer: Optimizer) -> tuple[Step, Names]:
-        """Return the current state as a record, and the names of its tensors."""
+        """Return the current state as a record, and the names of the tensors in this record."""
         own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         places = {id(each): place for place, each in enumerate(own)}
         found = [(type(each).__name__, tensors_of(each)) for ref in self._modules if (each := ref()) is not None]
@@ -202,7 +204,7 @@ class Recorder:
         trained = [each for _, each in found if not places.keys().isdisjoint(map(id, each.values()))]
         trained.sort(key=lambda module: min(places.get(id(each), len(own)) for each in module.values()))
         # Name parameters in the order of their modules, because the order in the optimizer may differ between processes
-        # if the program passed it a set.
+        # if the program passed a set to the optimizer.
         named: dict[int, tuple[str, Tensor]] = {}
         for number, module in enumerate([*trained, {f"parameter {place}": each for place, each in enumerate(own)}], 1):
             taken = {name for name, _ in named.values()}

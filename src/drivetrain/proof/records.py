@@ -53,13 +53,13 @@ class Start:
 
 
 def path_of(folder: str | Path, start: int, rank: int, forked: int | str = "") -> Path:
-    """Return the path of the file with a rank's records of the run's start number ``start``, from 0.
+    """Return the path of the file with a rank's records of one start of the program; the first start has number 0.
 
     Args:
         folder: the run's folder of records.
         start: how often the program was started before.
         rank: the rank.
-        forked: the process's number (pid), if the program has forked the process.
+        forked: if the program has forked the process, the process's number (pid).
     """
     return Path(folder) / f"start-{start:02d}.rank-{rank}{f'.forked-{forked}' if forked else ''}.jsonl"
 

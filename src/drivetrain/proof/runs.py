@@ -67,7 +67,7 @@ class Program:
     torch: str = field(default_factory=installed_torch)
 
     def __post_init__(self) -> None:
-        """Make paths that begin with ``..`` absolute, because in a copy of the working directory they would lead
+        """Make paths that begin with ``..`` absolute, because in a copy of the working directory such paths would lead
         elsewhere.
         """
         self.command, self.resume = ([self._absolute(word) for word in words] for words in (self.command, self.resume))
@@ -91,8 +91,8 @@ class Run:
     Args:
         program: what is run.
         folder: the folder for the copy and the records; it must not exist.
-        keeps: whether the copy is backed up before each start, so that the run that :meth:`before` returns can repeat
-            the last start.
+        keeps: whether to back up the copy before each start; the result of :meth:`before` can then repeat the last
+            start.
     """
 
     def __init__(self, program: Program, folder: Path, keeps: bool = False) -> None:
@@ -121,7 +121,8 @@ class Run:
 
         Args:
             limit_s: seconds after which it is killed.
-            kill: the step of the run ``like`` at which the program is killed, and the seconds to wait there.
+            kill: the step, as numbered in the run ``like``, at which the program is killed, and the seconds to wait
+                there.
             like: the undisturbed run.
             latest: the step that would have come next if the last kill had not happened.
             operations: a rank and a step of this start, from 0. The operations of this step are recorded; then all
@@ -163,7 +164,7 @@ class Run:
         return last_lines(self.log)
 
     def starts(self, rank: int) -> list[Start]:
-        """Return a rank's records of each start; those of a start without a step are empty."""
+        """Return a rank's records of each start; the records of a start without a step are empty."""
         return [start_of(self.records, number, rank) for number in range(self.count)]
 
     def ranks(self) -> list[int]:
@@ -181,14 +182,14 @@ class Run:
 def run_to_end(
     command: Sequence[str], folder: Path, variables: Mapping[str, str], log: Path, limit_s: float
 ) -> int:  # fmt: skip
-    """Start ``command``, wait until it ends, and return its exit code. At the end, kill all processes that it has
-    started.
+    """Start ``command``, wait until it ends, and return its exit code. At the end, kill all processes that ``command``
+    has started.
 
     Args:
         command: the program and its arguments.
         folder: the working directory.
         variables: environment variables that are added to those of this process.
-        log: the file to which its output is appended.
+        log: the file to which the output of ``command`` is appended.
         limit_s: seconds after which it is killed.
 
     Raises:
@@ -204,7 +205,7 @@ def run_to_end(
         except subprocess.TimeoutExpired:
             raise CannotTryError(f"The program did not end within {limit_s:g} s. {last_lines(log)}") from None
         finally:
-            # each rank must be killed by its process number, because torchrun starts it in a session of its own
+            # each rank must be killed by its process number, because torchrun starts each rank in a session of its own
             with suppress(psutil.NoSuchProcess):
                 for each in psutil.Process(process.pid).children(recursive=True):
                     each.kill()
@@ -256,8 +257,8 @@ def undisturbed(program: Program, folder: Path, limit_s: float) -> Run:
 
 
 def kills_for(run: Run, count: int, seed: int) -> list[tuple[int, float]]:
-    """Draw ``count`` kills. Divide the run into ``count`` parts; for each, return a random step in it and random
-    seconds to wait there before the kill.
+    """Draw ``count`` kills. Divide the run into ``count`` parts; for each part, return one of its steps at random, and
+    random seconds to wait there before the kill.
     """
     steps = run.starts(run.ranks()[0])[0].steps
     count = min(count, len(steps) - 1)

@@ -68,8 +68,8 @@ def _version(folder: str, minute: int) -> tuple[dict[str, Any], str]:
 def _without_filters(git: str, folder: str) -> dict[str, str]:
     """Return environment variables that switch off git's clean filters, such as those of Git LFS and nbstripout.
 
-    Without filters, git compares the unfiltered file with the filtered content of the commit, if the time or size of
-    the file has changed.
+    Without filters, if a file's time or size has changed, git compares the unfiltered file with the filtered content of
+    the commit.
     """
     listed = _run(git, folder, {}, "config", "--list", "--null", "--name-only")[0].decode(errors="replace")
     ends = (".clean", ".process", ".required")

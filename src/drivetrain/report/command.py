@@ -21,7 +21,8 @@ SCHEMA = 1
 """The version of the layout of ``--json``."""
 
 FINE, SLOWER = 0, 1
-"""The exit codes; SLOWER: slower than --max-slower allows. A third one is 2: wrong usage, or nothing to read."""
+"""The exit codes; SLOWER: a run is slower than --max-slower allows. A third exit code is 2: wrong usage, or nothing to
+read."""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -43,7 +44,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str], prog: str = "drivetrain report") -> int:
-    """Write the report, and print where it is; return the exit code."""
+    """Write the report, and print the report's path; return the exit code."""
     made = parser(prog)
     given = made.parse_args(arguments)
     if len(given.run) > 2:

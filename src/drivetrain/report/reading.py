@@ -116,8 +116,8 @@ def read(folder: str, continues: bool = True) -> Run:
 
     Args:
         folder: the log folder.
-        continues: if the run resumed from the checkpoint of a run in another folder, begin with the fits and values of
-            that run.
+        continues: whether to begin with the fits and values of earlier runs, if the run resumed from a checkpoint in
+            another run's folder.
     """
     run = Run(folder)
     try:
@@ -174,8 +174,9 @@ def _elsewhere(run: Run) -> str | None:
 
 
 def _folder_of(checkpoint: str, run: Run) -> str | None:
-    """Return the log folder of the run that wrote ``checkpoint``. It is a folder above the checkpoint, or that of a run
-    beside ``run``: the newest of the older runs whose record names the checkpoint.
+    """Return the log folder of the run that wrote ``checkpoint``: the nearest folder above the checkpoint that has a
+    record. If none has one, take the folder beside that of ``run`` with the newest older run whose record names the
+    checkpoint.
     """
     above = checkpoint
     for _ in range(_HIGHEST):

@@ -32,11 +32,11 @@ from drivetrain.trainer.stopping import why_ended
 
 Trainer = Any  # not imported, because the Trainer's module imports this one by name
 
-_GIT_WAIT_S = 5.0  # git starts with the fit; the end of the fit waits at most so long for it
+_GIT_WAIT_S = 5.0  # git starts with the fit; the end of the fit waits at most so long for git
 
 
 def begin(trainer: Trainer, resumed_from: str | None) -> None:
-    """Begin the record of a fit that is set up; every rank may call it. An error becomes a warning.
+    """Begin the record of a fit that is set up; every rank may call this function. An error becomes a warning.
 
     Args:
         trainer: the Trainer of the fit.
@@ -69,8 +69,8 @@ def _keepers(trainer: Trainer) -> list[Any]:
 
 def _end_for_ranks(trainer: Trainer, error: BaseException) -> None:
     """Write why a fit has failed; called in the process that has started the ranks. Rank 0 may not have written the
-    reason: the launcher may have ended it before, or it knows only that it lost the connection to the rank that failed
-    first.
+    reason: the launcher may have ended rank 0 before, or rank 0 knows only that it lost the connection to the rank that
+    failed first.
     """
     for folder in _folders(_keepers(trainer)):
         path = os.path.join(folder, NAME)
@@ -109,7 +109,7 @@ class _Record:
         self._told = False  # whether the warning about another writing process was given
         self._began_s = time.monotonic()
         self._carefully(lambda: self._describe(trainer, loggers, resumed_from))
-        # Call git in a thread, because it takes about 20 ms.
+        # Call git in a thread, because git takes about 20 ms.
         self._thread = threading.Thread(
             target=self._carefully, args=(self._begin,), name="drivetrain record", daemon=True
         )

@@ -1,4 +1,4 @@
-"""The file ``run.json``: its name and its layout. Reading it needs no torch."""
+"""The file ``run.json``: its name and its layout. Reading the file needs no torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The simulated devices: decides on which device an operation's results are, which operands it may not mix, and what
-makes the host wait.
+"""The simulated devices: decides on which device an operation's results are, which operands an operation may not mix,
+and what makes the host wait.
 """
 
 from __future__ import annotations
@@ -148,9 +148,7 @@ class Machine:
 
     @contextmanager
     def hushed(self) -> Iterator[None]:
-        """Context in which nothing is recorded. If something must be recorded, the caller records the operation as a
-        whole.
-        """
+        """Context in which no move and no wait is recorded; the caller records the complete operation, if needed."""
         self._hushed += 1
         try:
             yield
@@ -176,7 +174,7 @@ class Machine:
         self._note_reads(func, name, args, place)
         target = self._target(func, kwargs, operands, place, result)
         if name == "_pack_padded_sequence":
-            result, sizes = result  # the second result stays on the host, because the host reads it
+            result, sizes = result  # the second result stays on the host, because the host reads this result
             self._put_all(result, target)
             return result, sizes
         self._put_all(result, target)
@@ -194,7 +192,7 @@ class Machine:
                 self.note_move(place, target, result, not kwargs.get("non_blocking", False))
             return target
         if device is not None and not converts and self.calls and self.calls[-1].kwargs.get("device") is not None:
-            return None  # the program's own call has device="cpu"
+            return None  # the program itself asked for device="cpu"
         if not operands and self._inside_torch():
             return ANYWHERE
         return place
@@ -218,7 +216,7 @@ class Machine:
 
     def _common(self, name: str, operands: list[_Operand]) -> Place:
         """Return the device of all operands. Operands whose device is not decided yet (:data:`ANYWHERE`) are put on
-        it.
+        this device.
         """
         places: dict[Place, None] = {}
         open_ones: list[Tensor] = []
@@ -372,8 +370,8 @@ _PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 
 def _asked_at() -> tuple[str, str]:
-    """Return the innermost line of the stack outside torch and drivetrain, and the line of drivetrain that it has
-    called ("" if there is none).
+    """Return the innermost line of the stack outside torch and drivetrain, and the line of drivetrain that this line
+    has called ("" if there is none).
     """
     through = ""
     frame = sys._getframe(1)

@@ -171,8 +171,8 @@ def _deepcopy(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) ->
 
 
 def _one_hot(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Handle one_hot. torch's CPU code, which runs here, always reads the values. A device's would read them only to
-    find the number of classes.
+    """Handle one_hot. torch's CPU code, which runs here, always reads the values. A device's code would read the values
+    only to find the number of classes.
     """
     place: Place = machine.place(args[0]) if args else None
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
@@ -183,7 +183,7 @@ def _one_hot(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> 
 
 
 def _ctc_loss(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Handle ctc_loss, which accepts lengths and targets on any device, and moves them to the device that it needs."""
+    """Handle ctc_loss, which accepts lengths and targets on any device, and moves both to the device that it needs."""
     if (place := machine.place(args[0])) is None:
         return func(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""The simulated device of each tensor, stored for the storage that it shares with its views."""
+"""The simulated device of each tensor, stored for the storage that the tensor shares with its views."""
 
 from __future__ import annotations
 

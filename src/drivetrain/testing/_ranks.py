@@ -31,8 +31,8 @@ class Ranks:
     The processes start with the first test and continue until a test fails; the next test then gets new processes.
 
     Args:
-        suite: the class with the tests. If the class has a function ``rebuild``, the processes call it to get the
-            class; otherwise they import the class.
+        suite: the class with the tests. If the class has a function ``rebuild``, the processes call ``rebuild`` to get
+            the class; otherwise they import the class.
         size: the number of processes.
         timeout_s: seconds for one test.
     """
@@ -158,7 +158,7 @@ def _serve(jobs: Connection, environ: dict[str, str], find: Callable[[], Any]) -
 
 
 def _found(module: str, file: str | None, name: str) -> Any:
-    """Return the suite. It is imported by its file if its module cannot be imported by name, because pytest may choose
+    """Return the suite. If the suite's module cannot be imported by name, import the suite's file: pytest may choose
     names that other processes do not know.
     """
     try:

@@ -1,4 +1,4 @@
-"""The module that the test suite for strategies trains, and the plain loop with whose results it is compared."""
+"""The module that the test suite for strategies trains, and the plain loop whose results a strategy must reach."""
 
 from __future__ import annotations
 
@@ -149,8 +149,8 @@ def plain_loop(
 
 
 def stepped(module: Small, gradients: list[dict[str, Any]], clip: tuple[str, float] | None) -> dict[str, Any]:
-    """Return the weights and the optimizer state of ``module`` after one step with each of these gradients, which are
-    clipped first.
+    """Clip each of these gradients and make a step with each; return the weights and the optimizer state of ``module``
+    after these steps.
     """
     optimizer = module.configure_optimizers()
     for each in gradients:
@@ -169,13 +169,15 @@ def _clip_and_step(module: Small, optimizer: Any, clip: tuple[str, float] | None
 
 
 def trained(module: Small, optimizer: Any) -> dict[str, Any]:
-    """Return the weights of ``module`` and the state of its optimizer; every rank must call it."""
+    """Return the weights of ``module`` and the state of its optimizer; every rank must call this function."""
     weights, states = whole(dict(module.named_parameters())), whole(optimizer.state_dict()["state"])
     return {"weights": weights, "optimizer": states}
 
 
 def whole(tree: Any) -> Any:
-    """Return host copies of all tensors in ``tree``, with DTensors as complete ones; every rank must call it."""
+    """Return host copies of all tensors in ``tree``, where DTensors become complete tensors; every rank must call this
+    function.
+    """
 
     def copied(leaf: Any) -> Any:
         if is_dtensor(leaf):

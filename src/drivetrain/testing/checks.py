@@ -115,7 +115,8 @@ class Part:
         """Return a new object of the part's class.
 
         Args:
-            more: the kit's own arguments; each is passed only if the class has it and the user has not set it.
+            more: the kit's own arguments; an argument is passed only if the class has this argument and the user has
+                not set it.
         """
         cls, registered = self.found
         given = {**registered, **self.arguments}
@@ -195,7 +196,7 @@ def run_checks(part: Part, only: str | None = None) -> Iterator[Outcome]:
 
 
 def _checks_of(kit: Any) -> list[Check]:
-    """Return the checks of a kit: the public functions of its file that take only the part, except ``try_it``."""
+    """Return the checks of a kit: public functions of the kit's file, without ``try_it``, that take only the part."""
     own = [each for each in vars(kit).values() if inspect.isfunction(each) and each.__module__ == kit.__name__]
     own = [each for each in own if each is not kit.try_it and not each.__name__.startswith("_")]
     return [each for each in own if list(inspect.signature(each).parameters) == ["part"]]
@@ -225,7 +226,7 @@ def check_part(
         kind: "accelerator", "strategy", "launcher", "cluster", "logger", "store", "precision" or "loader".
         part: a registered name, a class or function at the top level of a module, or the path of one,
             ``"package.module:Class"`` or ``"file.py:Class"``.
-        arguments: keyword arguments with which it is called.
+        arguments: keyword arguments with which the class or function is called.
         settings: settings of the kit, such as ``{"devices": 2}`` for a strategy.
 
     Returns:
@@ -266,8 +267,8 @@ def _seen(error: BaseException) -> str:
 
 @contextmanager
 def sandbox(folder: Path) -> Iterator[Path]:
-    """Context in which a new folder is the working directory. At its end it restores the environment variables and
-    torch's modes.
+    """Context in which a new folder is the working directory. At the end the context restores the environment variables
+    and torch's modes.
     """
     import torch
 

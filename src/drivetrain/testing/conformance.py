@@ -99,8 +99,8 @@ class AcceleratorConformance:
         assert count >= 1
 
     def test_device_numbers_are_parsed(self) -> None:
-        """``devices=1`` and ``"1"`` mean the first device, ``"auto"`` begins with it, and a value that names no device
-        raises a ConfigurationError.
+        """``devices=1`` and ``"1"`` mean the first device, ``"auto"`` begins with this device, and a value that names
+        no device raises a ConfigurationError.
         """
         for devices in (1, "1"):
             assert list(self.plan_of(devices).devices) == [self.accelerator.get_parallel_devices([0])[0]]
@@ -136,7 +136,9 @@ class AcceleratorConformance:
             assert self.accelerator.get_parallel_devices([count - 1])[0].index == count - 1
 
     def test_a_run_is_on_its_device(self) -> None:
-        """A run's root device is the accelerator's first device, and ``autocast_device_type`` is its device type."""
+        """A run's root device is the accelerator's first device, and ``autocast_device_type`` is the type of this
+        device.
+        """
         engine = Engine(accelerator=self.accelerator(), devices=1)
         assert engine.device == self.accelerator.get_parallel_devices([0])[0]
         context = torch.autocast(engine.accelerator.autocast_device_type, dtype=torch.bfloat16)
@@ -220,8 +222,8 @@ class AcceleratorConformance:
         assert event.query()
 
     def test_memory_is_counted(self) -> None:
-        """The allocated bytes rise when a tensor is created and fall when it is freed, and their peak stays; or they
-        are unknown (``None``).
+        """The allocated bytes rise when a tensor is created and fall when the tensor is freed, while the peak stays; or
+        bytes and peak are unknown (``None``).
         """
         accelerator, device = self.accelerator(), self.device
         if accelerator.memory_allocated(device) is None:
@@ -253,8 +255,8 @@ class AcceleratorConformance:
         assert {p.device.type for p in ours.parameters()} == {HOST.type}
 
     def test_a_stopped_fit_goes_on_exactly(self, tmp_path: Path) -> None:
-        """Two epochs give the same weights, bit for bit, as one epoch and a second that resumes from its checkpoint,
-        with dropout on the device.
+        """Two epochs give the same weights, bit for bit, as one epoch and a second epoch that resumes from the
+        checkpoint of the first, with dropout on the device.
         """
         whole = fit(self.accelerator(), tmp_path / "whole", epochs=2)
         fit(self.accelerator(), tmp_path / "parts", epochs=1)

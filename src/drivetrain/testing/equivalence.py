@@ -25,7 +25,7 @@ from drivetrain.trainer.trainer import Trainer
 def check_against_plain_loop(
     programs: int = 20, seed: int = 0, *, device: str | torch.device = "cpu", **trainer_arguments: Any
 ) -> None:
-    """Train random programs with the Trainer and with a plain loop; they must compute the same.
+    """Train random programs with the Trainer and with a plain loop; both must compute the same results.
 
     The programs vary data, network, optimizers, schedulers, precision, limits, validation, logging and the hooks that
     the module overrides. The function compares parameters, buffers, the states of optimizers, schedulers and random
@@ -45,8 +45,8 @@ def check_against_plain_loop(
         programs: the number of programs.
         seed: the seed of the first program; each further program has the next number.
         device: the device of the plain loop.
-        trainer_arguments: the Trainer's. They override the programs' arguments. The plain loop does not get them, so an
-            argument that changes numbers, such as ``max_epochs``, causes a difference.
+        trainer_arguments: the Trainer's. They override the programs' arguments. The plain loop does not get these
+            arguments, so an argument that changes numbers, such as ``max_epochs``, causes a difference.
 
     Raises:
         ConfigurationError: no program has the requested precision.
@@ -66,7 +66,7 @@ def check_against_plain_loop(
 
 
 def _programs(count: int, seed: int, shared: bool, precision: str | None) -> Iterator[Program]:
-    """Yield ``count`` programs from ``seed`` on, of ``precision`` unless that is ``None``."""
+    """Yield ``count`` programs with seeds from ``seed`` on; with ``precision``, only programs of this precision."""
     drawn = (random_program(number, exactly_shared=shared) for number in itertools.count(seed))
     return itertools.islice((one for one in drawn if precision in (None, one.precision)), count)
 

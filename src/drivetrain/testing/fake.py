@@ -204,8 +204,8 @@ def _steps_noted(machine: Machine) -> Iterator[None]:
 
 @contextmanager
 def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[None]:
-    """Context in which the function ``name`` of ``owner``, if there is one, is replaced: calls go to
-    ``wrapper(function, ...)``.
+    """Context in which calls of the function ``name`` of ``owner`` go to ``wrapper(function, ...)``, if ``owner`` has
+    this function.
     """
     original = getattr(owner, name, None)
     if original is None:  # not every version of torch has the function
@@ -219,8 +219,8 @@ def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[No
 
 
 def _seen_by(calls: CallMode, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run ``function`` so that the mode ``calls`` sees its calls of torch; needed for hooks on gradients and for
-    recomputation in the backward pass.
+    """Run ``function`` so that the mode ``calls`` sees the function's calls of torch. The backward pass needs this for
+    hooks on gradients and for recomputation.
     """
     with calls:
         return function(*args, **kwargs)
@@ -234,8 +234,8 @@ def _hooks_seen_by(calls: CallMode, push: Callable[..., None], *hooks: Callable[
 
 
 def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) -> Any:
-    """Group tensors by device. Optimizers and clipping call this function in place of one of torch's that is hidden
-    from modes.
+    """Group tensors by device. Optimizers and clipping call this function in place of torch's own, whose calls no mode
+    sees.
     """
     first: Sequence[Any] = next((column for column in lists if column), [])
     members: dict[Place, list[int]] = {}

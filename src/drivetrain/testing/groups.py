@@ -11,7 +11,7 @@ from drivetrain.strategies.group import Group
 
 
 def check_group(group: Group) -> None:
-    """Call every method of ``group`` with numbers that differ between ranks. All members of the group must call this
+    """Call every method of ``group`` with numbers that differ between ranks. All ranks of the group must call this
     function at the same time.
 
     Raises:

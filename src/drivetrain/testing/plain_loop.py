@@ -258,7 +258,7 @@ class _Loop:
         elif program.tolerance > 0:
             divisor = self.losses_in_window
         for parameter in parameters if divisor != 1 else ():
-            assert parameter.grad is not None  # the list above has no parameters without a gradient
+            assert parameter.grad is not None  # all parameters in this list have a gradient
             parameter.grad /= divisor
         if "on_before_optimizer_step" in program.hooks:
             scale_gradients(optimizer)
@@ -271,8 +271,8 @@ class _Loop:
             torch.nn.utils.clip_grad_norm_(parameters, clip_val)
 
     def manual_batch(self, batch: Tensor) -> None:
-        """Do what ``training_step`` does in manual optimization, under the default dtype that it has there: with
-        precision "64-true", new tensors are float64.
+        """Do what ``training_step`` does in manual optimization, under the default dtype that a Trainer sets for it:
+        with precision "64-true", new tensors are float64.
         """
         torch.set_default_dtype(self.program.dtype)
         try:

@@ -80,7 +80,7 @@ class Program:
         loss: the form in which ``training_step`` returns the loss. zero_weights: whether some losses have the weight 0.
         accumulate, clip_val, clip_algorithm, max_epochs, max_steps, limit_train, limit_val, val_check_interval,
             check_val_every_n_epoch, log_every_n_steps, sanity_steps: the Trainer's arguments.
-        val_samples: the number of validation samples; 0: no validation. Its batches have 3 samples.
+        val_samples: the number of validation samples; 0: no validation. Validation batches have 3 samples.
         manual: manual optimization, with two optimizers, each stepped every ``manual_every`` batches.
         hooks: names of the hooks that the module overrides.
         cut: the ``(epoch, batch)`` at which ``on_train_batch_start`` returns -1, which ends the epoch.
@@ -233,7 +233,7 @@ def _numbers(samples: int, seed: int) -> Tensor:
 
 
 class Rows(Dataset[Tensor]):
-    """The rows of a tensor; ``augmented``: with noise from torch's generator."""
+    """A data set of the rows of a tensor; ``augmented``: each row gets noise from torch's generator."""
 
     def __init__(self, data: Tensor, augmented: bool) -> None:
         self.data, self.augmented = data, augmented
@@ -247,7 +247,7 @@ class Rows(Dataset[Tensor]):
 
 
 class Stream(IterableDataset[Tensor]):
-    """The rows of :class:`Rows`, but without a length, and with noise from a generator of its own."""
+    """Yields the rows of a tensor, with noise from a generator of its own; it has no length."""
 
     def __init__(self, data: Tensor) -> None:
         self.data = data
@@ -272,9 +272,7 @@ class Batches:
 
 
 class Epilogue(Batches):
-    """Batches. After the last one, code of the loader counts complete passes, and draws a number that shifts the next
-    pass.
-    """
+    """Yields batches; after the last one, it counts complete passes, and draws a number that shifts the next pass."""
 
     def __init__(self, batches: list[Tensor]) -> None:
         super().__init__(batches)
@@ -338,7 +336,7 @@ def random_program(seed: int, exactly_shared: bool = False) -> Program:
     limit: int | float = rng.choice([1.0, 1.0, rng.randint(1, 8), 0.5 if has_length and batches > 1 else 1.0])
     per_epoch = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
     every, every_n_epoch = _random_interval(rng, per_epoch, has_length) if validates else (1.0, 1)
-    # Workers fetch batches ahead. So when a hook ends the epoch early, such a loader has drawn one batch more.
+    # Only without workers: they fetch batches ahead, and so have drawn further batches when a hook ends the epoch.
     cuts = has_length and workers == 0 and not exactly_shared and chance(0.08)
     return Program(
         seed=seed,

@@ -139,7 +139,7 @@ class StrategyConformance:
         return DataLoader(data(batches), batch_size=GLOBAL_BATCH // self.devices)
 
     def fit(self, module: Small, trainer: Trainer | None = None, **arguments: Any) -> dict[str, Any]:
-        """Train ``module``; return the results, the same on every rank."""
+        """Train ``module``; return the results, which are the same on every rank."""
         ckpt_path = arguments.pop("ckpt_path", None)
         trainer = trainer or self.trainer(**arguments)
         trainer.fit(module, self.loader(), self.loader(2), ckpt_path=ckpt_path)
@@ -175,18 +175,18 @@ class StrategyConformance:
         self.compare(self.fit(Small()), self.plain_loop())
 
     def test_it_accumulates(self, folder: Path) -> None:
-        """The gradient of an optimizer step is the mean over its batches, also if an epoch's last step has fewer."""
+        """An optimizer step's gradient is the mean over the step's batches, even if an epoch's last step has fewer."""
         self.compare(self.fit(Small(), accumulate_grad_batches=4), self.plain_loop(accumulate=4))
 
     def test_it_weighs_losses(self, folder: Path) -> None:
-        """The gradient of a window of weighted losses is their weighted mean over batches and ranks."""
+        """With weighted losses, an optimizer step's gradient is the weighted mean over the step's batches and ranks."""
         found = self.fit(Small("weighted"), accumulate_grad_batches=4)
         self.compare(found, self.plain_loop(accumulate=4, kind="weighted"))
 
     def test_the_length_of_a_window_does_not_matter(self, folder: Path) -> None:
-        """With weighted losses, the gradient of a step over two batches is that of a step over each of them twice.
+        """With weighted losses, a step over two batches has the gradient of a step that gets each of the two twice.
 
-        This fails if a strategy keeps a residual of earlier windows whose unit depends on the window's length.
+        This fails if a strategy keeps a residual of earlier steps in a unit that depends on the number of batches.
         ``tolerance`` is not used, because a lossy exchange rounds the two gradients alike, up to the exact factor of 2
         between them.
         """
@@ -216,8 +216,8 @@ class StrategyConformance:
             self.compare(found, self.plain_loop(accumulate=4, clip=(algorithm, limit)))
 
     def test_the_optimizer_steps_the_gradients_that_hooks_see(self, folder: Path) -> None:
-        """In ``on_before_optimizer_step`` all ranks have the same gradient, and the optimizer steps with this gradient
-        after it is clipped.
+        """All ranks see the same gradient in ``on_before_optimizer_step``; this gradient is clipped, and the optimizer
+        steps with the result.
 
         ``tolerance`` is not used, because a lossy exchange has already rounded the gradients that this hook sees.
         """
@@ -225,7 +225,7 @@ class StrategyConformance:
         self.check_stepped(self.fit(Small(), trainer), trainer.strategy)
 
     def check_stepped(self, found: dict[str, Any], strategy: Strategy) -> None:
-        """Compare gradients between ranks, and the weights with those after steps of these, clipped to 0.05."""
+        """Compare gradients between ranks, and the weights with those that these gradients, clipped to 0.05, give."""
         for gradients in strategy.world.gather_objects(found["gradients"]):
             torch.testing.assert_close(gradients, found["gradients"], msg=lambda text: f"{_LATE} {text}")
         expected = stepped(self.plain_module(), found["gradients"], ("norm", 0.05))
@@ -241,11 +241,11 @@ class StrategyConformance:
         assert "automatic_optimization" in refused, f"manual optimization is refused without its name: {refused}"
 
     def test_a_verb_that_only_calls_super_changes_nothing(self, folder: Path) -> None:
-        """Overriding a method of the strategy's step, or all of them, only to call ``super()`` changes no number."""
+        """If overridden methods of the strategy's step, one or all, only call ``super()``, no number changes."""
         arguments: dict[str, Any] = {"max_epochs": 1, "limit_train_batches": 4, "limit_val_batches": 0}
         arguments |= {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}
         expected = self.fit(Small("weighted"), self.trainer(**arguments))
-        limit = min(self.tolerance, 1e-4)  # small even for a lossy strategy, because it rounds alike in both
+        limit = min(self.tolerance, 1e-4)  # small even for a lossy strategy, which rounds alike in both fits
         for verbs in (_VERBS, *([verb] for verb in _VERBS)):
             called: set[str] = set()
             strategy = passing_on(self.make(), verbs, called)
@@ -259,7 +259,7 @@ class StrategyConformance:
                 assert called >= _IN_A_STEP, f"overridden and not called: {', '.join(sorted(_IN_A_STEP - called))}"
 
     def test_hooks_inside_a_step_are_called_or_refused(self, folder: Path) -> None:
-        """A hook inside the step that a module overrides is called, or the set-up refuses it with an error."""
+        """If a module overrides a hook inside the step, this hook is called, or the set-up refuses it with an error."""
         for hook in sorted(HOOKS_IN_A_STEP):
             module, refused = hooked(hook), ""
             try:
@@ -293,13 +293,15 @@ class StrategyConformance:
             same(predictions, [], "predictions on other ranks than 0")
 
     def reference_of(self, module: Small) -> Small:
-        """Return a plain module on the host with the weights of ``module``; every rank must call it."""
+        """Return a plain module on the host with the weights of ``module``; every rank must call this method."""
         plain = self.plain_module()
         plain.load_state_dict(whole(dict(module.named_parameters())))
         return plain
 
     def test_it_trains_a_module_that_it_has_evaluated(self, folder: Path) -> None:
-        """Validation is in inference mode if ``allows_inference_mode`` is True, and training after it works."""
+        """Validation is in inference mode if ``allows_inference_mode`` is True, and training after the validation
+        works.
+        """
         module, trainer = Small(), self.trainer()
         trainer.validate(module, self.loader(2), verbose=False)
         same(module.inference, {trainer.strategy.facts.allows_inference_mode}, "inference mode during validation")
@@ -308,7 +310,7 @@ class StrategyConformance:
     # ---- saving and resuming -------------------------------------------------------------------------------------
 
     def test_it_resumes_exactly(self, folder: Path) -> None:
-        """A run resumed at or inside an epoch, or between the batches of one step, equals an uninterrupted run."""
+        """A run that is resumed after an epoch, inside one, or inside an optimizer step equals an uninterrupted run."""
         for at, accumulate in ((6, 1), (9, 1), (9, 4)):
             file = folder / f"{at}-{accumulate}.ckpt"
             arguments: dict[str, Any] = {"accumulate_grad_batches": accumulate}
@@ -325,7 +327,9 @@ class StrategyConformance:
             torch.testing.assert_close(resumed[part], uninterrupted[part], rtol=limit, atol=limit)
 
     def test_its_files_are_those_of_a_plain_module(self, folder: Path) -> None:
-        """A checkpoint contains complete tensors under the module's own names, and a plain module can load it."""
+        """A checkpoint contains complete tensors under the module's own names, and a plain module can load the
+        checkpoint.
+        """
         module, trainer = Small(), self.trainer(max_epochs=1)
         found = self.fit(module, trainer)
         trainer.save_checkpoint(folder / "one.ckpt")
@@ -396,7 +400,7 @@ class StrategyConformance:
             check_group(group)
 
     def test_ranks_exchange_values(self, folder: Path) -> None:
-        """Collectives return the right values on every rank, and with one process they return their inputs."""
+        """Collectives return the right values on every rank, and with one process each collective returns its input."""
         trainer = self.trainer()
         trainer.validate(Small(), self.loader(2), verbose=False)
         strategy, size = trainer.strategy, self.devices
@@ -431,7 +435,7 @@ class StrategyConformance:
         same(len(module.losses), 2 * BATCHES * self.replicas, "batches of both runs")
 
     def test_it_can_be_torn_down_at_any_time(self, folder: Path) -> None:
-        """``teardown`` works before anything is set up, and when it is called twice."""
+        """``teardown`` works before anything is set up, and a second ``teardown`` works, too."""
         strategy = self.trainer().strategy
         strategy.teardown()
         strategy.teardown()
@@ -447,7 +451,9 @@ class StrategyConformance:
         self.compare(self.fit(Small()), self.plain_loop())
 
     def test_a_copy_of_it_trains(self, folder: Path) -> None:
-        """The strategy can be pickled for a new process, also after training; its copy trains as the original."""
+        """The strategy can be pickled for a new process, also after training; the unpickled copy trains as the original
+        does.
+        """
         strategy = self.make()
         fresh = pickle.loads(pickle.dumps(strategy))
         same(type(fresh), type(strategy), "class of the copy")

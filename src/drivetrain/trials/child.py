@@ -35,7 +35,7 @@ LEFT_OUT = (Checkpoint, GoodputMonitor, ModelSummary, ProgressBar, Timer, BatchS
 of their own."""
 
 _LEAST_STEPS = 20
-_LEAST_S = 1.0  # with less measured time in all, the machine's load would decide the result, not the change
+_LEAST_S = 1.0  # if less time were measured, the machine's load would decide the result, not the change
 
 
 class NoLogger(DummyLogger):
@@ -55,8 +55,8 @@ class Trial(Callback):
     Args:
         result: the file to which the result is written.
         folder: an empty folder, in place of the Trainer's ``default_root_dir``.
-        steps: how many optimizer steps are measured. ``None``: 20; with ``looks``, the result then names the number of
-            steps that takes a second.
+        steps: how many optimizer steps are measured. ``None``: 20; with ``looks``, the result then says how many steps
+            take a second.
         warmup: how many unmeasured steps come before the measured ones.
         cure: the attributes of a :class:`drivetrain.trials.cures.Cure`; ``None``: the program as it is.
         looks: add to the result the cures that apply to this program, and the number of steps for further trials.

@@ -43,11 +43,11 @@ class Cure:
         name: one of :data:`~drivetrain.trials.NAMES`, with the value if several values are tried, as in
             ``num_workers=4``.
         write: what to write in the program.
-        loader: attributes of the training loader that it changes.
-        settings: arguments of the Trainer that it changes.
+        loader: attributes of the training loader that the cure changes.
+        settings: arguments of the Trainer that the cure changes.
         factor: the batch size is multiplied, and the number of batches of an optimizer step divided, by it.
         holds: whether the data set is held in memory as tensors.
-        why_not: why it is not tried; "" if it is.
+        why_not: why the cure is not tried; "" if it is tried.
         note: what the cure costs or changes, besides the time.
     """
 

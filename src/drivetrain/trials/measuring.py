@@ -21,9 +21,9 @@ from drivetrain.trials import VARIABLE
 
 WARMUP = 4  # unmeasured steps at the start, because up to four workers deliver their first batches at the same time
 LEAST_GAIN = 1.05  # a smaller gain is not worth a changed program
-# the time limit of a trial is the time of the first trial, which compiles nothing, times this factor, plus
+# the time limit of a trial is _LONGER times the time of the first trial, which compiles nothing, plus _GRACE_S
 _LONGER = 10.0
-_GRACE_S = 120.0  # so many seconds
+_GRACE_S = 120.0  # seconds
 
 
 @dataclass
@@ -34,7 +34,8 @@ class Judgement:
         ratio: the median of the rounds' ratios. A round's ratio is the speed with the cure, divided by the unchanged
             program's speed in this round.
         low, high: the smallest and the largest of these ratios.
-        helps: whether all ratios are larger than that of the unchanged program's fastest and slowest round.
+        helps: whether there are several ratios, all larger than :data:`LEAST_GAIN`, and larger than the unchanged
+            program's fastest round divided by its slowest.
     """
 
     ratio: float
@@ -60,7 +61,7 @@ class Tried:
     Attributes:
         name, write, note, why_not: as in :class:`drivetrain.trials.cures.Cure`.
         samples_per_s: the speed in each round; the rounds end when it is clear that the cure does not help.
-        judgement: ``None``: it was not tried, failed, or was interrupted in the first round.
+        judgement: ``None``: the cure was not tried, failed, or was interrupted in the first round.
         failed: why a trial ended with an error; "": none did.
     """
 

@@ -44,8 +44,8 @@ def _variables(part: Part) -> list[dict[str, str]]:
 
 @contextmanager
 def _rank(part: Part, variables: Mapping[str, str]) -> Iterator[Any]:
-    """Context in which this process has only the environment variables of a rank and a few of its own; yield the part,
-    a cluster environment.
+    """Context in which this process has only the environment variables of a rank, and keeps a few of its own variables;
+    yield the part, a cluster environment.
     """
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     os.environ.clear()
@@ -113,7 +113,7 @@ def all_ranks_meet_at_one_place(part: Part) -> None:
 
 
 def answers_stay_the_same(part: Part) -> None:
-    """A second call of each method returns the same, and so does a pickled copy in another process with the same
+    """A second call of each method returns the same value, and so does a call on an unpickled copy under the same
     variables.
     """
     for variables in _variables(part):
@@ -124,7 +124,7 @@ def answers_stay_the_same(part: Part) -> None:
 
 
 def the_numbers_of_the_first_process_are_kept(part: Part) -> None:
-    """If this process starts the others, set_world_size and set_global_rank take effect; otherwise they are ignored."""
+    """If this process starts the others, set_world_size and set_global_rank take effect; otherwise both do nothing."""
     with _rank(part, _variables(part)[0]) as environment:
         started_here, before = not environment.creates_processes_externally, _answers(environment)
         environment.set_world_size(3)
@@ -170,7 +170,7 @@ def it_is_detected_only_where_it_is(part: Part) -> None:
 
 
 def it_reads_its_own_variables(part: Part) -> None:
-    """An object that was created with environ= reads these variables, not those of the process."""
+    """A cluster environment that is created with environ= reads variables from this mapping, not from the process."""
     expected, variables = _all(part), _variables(part)
     for answers, own in zip(expected, variables, strict=True):
         with _rank(part, own):

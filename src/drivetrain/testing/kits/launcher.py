@@ -110,7 +110,7 @@ class _Ended:
 
 
 def _ended(part: Part, scenario: str) -> _Ended:
-    """Run the program, only once for all checks that use the same scenario."""
+    """Run the program; all checks that use the same scenario share one run."""
     if scenario in part.memory:
         return part.memory[scenario]
     spec = part.folder / "spec"
@@ -163,7 +163,7 @@ def it_declares_itself(part: Part) -> None:
 
 
 def each_process_runs_the_function_once(part: Part) -> None:
-    """With two processes, the function runs once in each of them, and in no other."""
+    """If two processes are launched, the function runs once in each of the two, and in no other process."""
     ended = _well(part)
     same({rank: len(lines) for rank, lines in ended.ranks.items()}, {0: 1, 1: 1}, "calls of the function by rank")
     same(len({line["pid"] for lines in ended.ranks.values() for line in lines}), 2, "processes that ran the function")

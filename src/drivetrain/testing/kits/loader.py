@@ -27,8 +27,8 @@ _OF_TORCH = {"dataset": list(range(22)), "batch_size": 4, "shuffle": True}
 
 
 def _make(part: Part, seed: int = 0) -> Any:
-    """Return a loader. Unless the user has set its argument ``dataset``, it gets 22 numbers, to be loaded in shuffled
-    batches.
+    """Return a loader. If the user has not set the argument ``dataset``, the loader yields shuffled batches of 22
+    numbers.
     """
     torch.manual_seed(seed)
     return part.make(**{} if "dataset" in part.arguments else _OF_TORCH)
@@ -70,7 +70,7 @@ def every_pass_is_complete(part: Part) -> None:
 
 
 def its_length_is_right(part: Part) -> None:
-    """len(loader) is the number of batches that a pass yields, if it has a length."""
+    """If a loader has a length, len(loader) is the number of batches that a pass yields."""
     loader = _make(part)
     try:
         length = len(loader)
@@ -80,7 +80,7 @@ def its_length_is_right(part: Part) -> None:
 
 
 def a_pass_that_is_left_does_not_shorten_the_next(part: Part) -> None:
-    """If a pass is given up after its first batch, the next pass yields all batches."""
+    """If a program ends a pass after the first batch, the next pass yields all batches."""
     loader = _make(part)
     if hasattr(loader, "__next__"):
         raise Skipped("it is its own iterator, which continues where it was left")
@@ -106,8 +106,8 @@ def reading_the_state_changes_nothing(part: Part) -> None:
 
 
 def a_state_continues_its_pass(part: Part) -> None:
-    """If the state is saved to a file after any batch, a new loader that loads it yields exactly the rest of the
-    pass.
+    """If the state is saved to a file after any batch, a new loader that loads this state yields exactly the rest of
+    the pass.
     """
     _needs_state(_make(part))
     expected, store = _pass(_make(part)), TorchCheckpointIO()

@@ -45,7 +45,7 @@ def try_it(part: Part) -> None:
 
 
 def a_run_has_a_name_and_a_version(part: Part) -> None:
-    """name is a str or None, and version a str, an int or None; reading both, and the folders, writes no file."""
+    """name is a str or None, and version a str, an int or None; reading name, version or a folder writes no file."""
     logger = _make(part)
     is_true(isinstance(logger.name, (str, type(None))), f"name is {logger.name!r}")
     is_true(isinstance(logger.version, (int, str, type(None))), f"version is {logger.version!r}")
@@ -67,8 +67,8 @@ def the_name_stays_the_same(part: Part) -> None:
 
 
 def what_was_logged_is_written(part: Part) -> None:
-    """If the logger keeps files, what was logged before save() or finalize() is then in a file below save_dir; in text
-    files, each step is found.
+    """If the logger keeps files, each of save() and finalize() puts what was logged before into a file below save_dir.
+    Text files contain each step.
     """
     logger = _make(part)
     if not part.settings.get("keeps_files", logger.save_dir is not None):
@@ -155,7 +155,7 @@ def all_ranks_have_one_run(part: Part) -> None:
 
 
 def a_resumed_fit_continues_the_run(part: Part) -> None:
-    """state_dict is plain data, and a new logger that loads it has the same version and folder, and can log."""
+    """state_dict is plain data, and a new logger that loads this data has the same version and folder, and can log."""
     logger = _begun(part)
     logger.save()
     state = logger.state_dict()
@@ -224,7 +224,7 @@ def a_resumed_fit_writes_each_row_once(part: Part) -> None:
 
 
 def a_copy_in_another_process_is_the_same(part: Part) -> None:
-    """A logger can be pickled before its run begins, and the copy has the same name and folder, and can log."""
+    """A logger can be pickled before its run begins; the unpickled copy has the same name and folder, and can log."""
     logger = _make(part)
     copy = pickle.loads(pickle.dumps(logger))
     same((copy.name, copy.save_dir), (logger.name, logger.save_dir), "name and save_dir of the copy")

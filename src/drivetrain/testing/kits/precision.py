@@ -25,7 +25,7 @@ _BATCHES, _TOLERANCE, _OF_16_BITS = 4, 1e-4, 0.05
 
 
 class Descends(Small):
-    """Trained by SGD, because SGD's steps show a gradient of the wrong size; AdamW's do not."""
+    """A module trained by SGD, because a gradient of the wrong size changes SGD's steps, but not AdamW's."""
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
@@ -110,7 +110,7 @@ def it_accumulates(part: Part) -> None:
 
 
 def it_clips_unscaled_gradients(part: Part) -> None:
-    """Clipping by norm and by value has the effect that it has without a loss scale."""
+    """Clipping by norm and by value has the same effect as without a loss scale."""
     for algorithm, limit in (("norm", 0.05), ("value", 0.01)):
         precision = part.make()
         module, _ = _fit(part, precision, gradient_clip_val=limit, gradient_clip_algorithm=algorithm)
@@ -198,7 +198,7 @@ def it_leaves_torch_as_it_was(part: Part) -> None:
 
 
 def a_second_run_has_the_same_numbers(part: Part) -> None:
-    """A precision that another Trainer has used trains to the same weights as a new object."""
+    """A fit with a precision object that another Trainer has used gives the same weights as one with a new object."""
     precision = part.make()
     first, _ = _fit(part, precision)
     second, _ = _fit(part, precision)
@@ -206,8 +206,8 @@ def a_second_run_has_the_same_numbers(part: Part) -> None:
 
 
 def it_resumes_exactly(part: Part) -> None:
-    """A fit that is resumed from a checkpoint ends with the same weights as an uninterrupted fit, bit for bit, and with
-    the same state_dict of the precision.
+    """A fit that is resumed from a checkpoint ends with the same weights as an uninterrupted fit, bit for bit; the
+    state_dict of the precision is the same, too.
     """
     file, kept = part.folder / "half.ckpt", (_KeepsState(), _KeepsState())
     uninterrupted, _ = _fit(part, part.make(), callbacks=[Saves(file, _BATCHES), kept[0]])

@@ -70,7 +70,7 @@ def what_is_saved_is_loaded(part: Part) -> None:
 
 
 def tensors_may_change_after_a_save(part: Part) -> None:
-    """If training changes tensors after save_checkpoint has returned, they are loaded with the values from before."""
+    """If a tensor changes after save_checkpoint has returned, the checkpoint still has the tensor's earlier values."""
     store, checkpoint = part.make(), _checkpoint()
     store.save_checkpoint(checkpoint, "a.ckpt")
     for each in checkpoint["state_dict"].values():
@@ -90,7 +90,7 @@ def a_saved_checkpoint_is_there(part: Part) -> None:
 
 
 def a_missing_checkpoint_is_an_error(part: Part) -> None:
-    """load_checkpoint raises a CheckpointError where there is no checkpoint, and remove_checkpoint does nothing."""
+    """If a path has no checkpoint, load_checkpoint raises a CheckpointError, and remove_checkpoint does nothing."""
     store = part.make()
     with raises(CheckpointError, "load_checkpoint of a path without a checkpoint"):
         store.load_checkpoint("none.ckpt")
@@ -99,7 +99,7 @@ def a_missing_checkpoint_is_an_error(part: Part) -> None:
 
 
 def a_save_replaces_the_previous_one(part: Part) -> None:
-    """A second save to a path replaces the first, and leaves other checkpoints."""
+    """A second save to a path replaces the checkpoint there, and does not change other checkpoints."""
     store = part.make()
     for path, value in (("a.ckpt", 1.0), ("b.ckpt", 2.0), ("a.ckpt", 3.0)):
         _save(store, path, value)
@@ -139,8 +139,8 @@ def the_newest_checkpoint_is_known(part: Part) -> None:
 
 
 def a_copy_is_a_checkpoint_of_its_own(part: Part) -> None:
-    """copy creates a checkpoint that stays when its source is removed, and with replaces=False does not replace an
-    existing one.
+    """copy creates a checkpoint that stays when its source is removed; with replaces=False, copy does not replace an
+    existing checkpoint.
     """
     store = part.make()
     _save(store, "a.ckpt")
@@ -171,7 +171,7 @@ def a_failed_save_leaves_the_previous_one(part: Part) -> None:
 
 
 def loading_runs_no_code(part: Part) -> None:
-    """load_checkpoint(path) does not run code that a pickled object in the file names; it may raise an exception."""
+    """load_checkpoint(path) calls no function that a pickled object in the file asks for; it may raise an exception."""
     store = part.make()
     with contextlib.suppress(Exception):
         store.save_checkpoint({"object": _Runs()}, "a.ckpt")
@@ -183,7 +183,7 @@ def loading_runs_no_code(part: Part) -> None:
 
 
 def it_works_again_after_teardown(part: Part) -> None:
-    """After teardown the store saves and loads again, and still has what was saved before."""
+    """After teardown the store saves and loads again, and still has the checkpoints that were saved before."""
     store = part.make()
     _save(store, "a.ckpt")
     store.teardown()
