@@ -67,7 +67,7 @@ class EarlyStopping(Callback):
 
     If a run that the callback has stopped is resumed, the run does not train further: the callback requests the stop
     again and logs the reason. The run trains further if ``patience``, ``min_delta`` or a threshold has changed, or if
-    ``max_epochs`` was raised; a log line says so.
+    ``max_epochs`` was raised; the callback then logs the reason.
 
     A stop that is requested before ``min_epochs`` or ``min_steps`` are reached takes effect when these minimums are
     reached. The sanity check and ``fast_dev_run`` are never stopped.

@@ -60,7 +60,7 @@ def check_no_launcher() -> None:
     """Check that no launcher has started several processes, because torch_xla starts the replicas itself.
 
     Raises:
-        ConfigurationError: one has.
+        ConfigurationError: a launcher has started several processes.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigurationError(

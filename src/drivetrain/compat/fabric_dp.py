@@ -25,7 +25,7 @@ class FabricDataParallelStrategy(Strategy, plain.DataParallelStrategy):  # type:
     __init__ = constructor(plain.DataParallelStrategy, "accelerator", "parallel_devices", "checkpoint_io", "precision")
 
     def all_reduce(self, collection: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Replace each tensor, which holds the outputs of several devices, by the mean of its elements; return other
+        """Replace each tensor, which holds one output per device, by the mean of its elements; return other
         values unchanged.
         """
         operation_of(reduce_op)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from numbers import Number
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,6 @@ from drivetrain.launchers import external
 from drivetrain.launchers.launcher import Launcher, LauncherRegistry, in_notebook
 from drivetrain.plan import Plan
 from drivetrain.strategies.strategy import Strategy
-
-if TYPE_CHECKING:
-    pass
 
 with on_first_use:
     from drivetrain.engine import verbs

@@ -67,7 +67,7 @@ class Sheet:
         self.words[PID], self.words[NAMESPACE] = os.getpid(), _namespace()
         if not faulthandler.is_enabled():
             # open until this process dies: if a signal kills this process, faulthandler writes the stacks to this file
-            self._stacks = open(folder / f"{local_rank}.stacks", "w")  # noqa: SIM115
+            self._stacks = open(folder / f"{local_rank}.stacks", "w")  # noqa: SIM115  # a dying process writes
             faulthandler.enable(self._stacks)
 
     def forget_failure(self) -> None:

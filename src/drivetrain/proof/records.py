@@ -72,8 +72,8 @@ def forked_of(folder: str | Path, start: int, rank: int) -> list[Path]:
 def start_of(folder: str | Path, start: int, rank: int) -> Start:
     """Return the records of a rank in one start; an empty :class:`Start` if the rank made no step.
 
-    Steps of forked processes count only if the started process made none. The records of several forked processes are
-    joined in the order of their first steps.
+    Steps of forked processes count only if the started process made none. If more than one forked process
+    has made steps, their records are joined in the order of their first steps.
     """
     path, found = path_of(folder, start, rank), Start()
     parts = [read(each) for each in ([path] if path.exists() else forked_of(folder, start, rank))]

@@ -69,7 +69,7 @@ class Facts:
         calls_through_forward: steps run inside the module's ``__call__``. FSDP2 needs this, for example, because it
             adds hooks to the module instead of wrapping it.
         allows_inference_mode: evaluation may run under ``torch.inference_mode``; otherwise it runs under ``no_grad``.
-        handles_gradient_accumulation: the optimizers themselves accumulate the gradients of several batches. The loop
+        handles_gradient_accumulation: the optimizers themselves accumulate gradients over batches. The loop
             therefore does not divide the loss, and steps the optimizers after each batch.
         honoured_hooks: for a strategy that implements the whole step itself: the hooks that it calls within a step. If
             the module or a callback overrides another hook of a step, set-up raises an error. ``StepParts.HOOKS``: the

@@ -43,7 +43,7 @@ _SUFFIX = r"\.([0-9a-f]{8})\.rank[1-9][0-9]*"
 LISTED = "rank_files"  # the key of the list of rank files in the main file
 UNFINISHED = ".incomplete"  # suffix of a checkpoint that lacks a rank's part
 
-_PARTS = "parts_of_ranks"  # the key of the parts, in a file with the parts of several ranks
+_PARTS = "parts_of_ranks"  # the key of the parts, in a file with the parts of more than one rank
 _LARGE = 2**20  # bytes: a rank with larger tensors writes its part itself
 
 Entry = dict[str, Any]

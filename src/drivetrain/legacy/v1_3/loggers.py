@@ -61,5 +61,5 @@ class LoggerCollection(Logger):
 
 
 def as_one(loggers: Sequence[Any]) -> Any:
-    """Return the only logger, a collection of several loggers, or ``None`` if there are no loggers."""
+    """Return the only logger, a collection of the loggers if there are more, or ``None`` if there are no loggers."""
     return LoggerCollection(loggers) if len(loggers) > 1 else next(iter(loggers), None)

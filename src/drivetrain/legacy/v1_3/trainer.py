@@ -213,7 +213,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
         return super().predict(model, dataloaders, *args, **more)
 
     def make_optimizers(self) -> tuple[list[Any], list[LRSchedulerConfig]]:
-        """Return the result of ``configure_optimizers``; give the accelerator the frequencies of several optimizers."""
+        """Return the result of ``configure_optimizers``; give the accelerator the frequencies of the optimizers."""
         self._optimizers_made = True
         returned = self.hooks.call_method("configure_optimizers")
         if isinstance(returned, (list, tuple)) and all(isinstance(each, Mapping) for each in returned):
