@@ -52,7 +52,7 @@ BENCH_RESULTS := benchmarks/results
 PARALLEL ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 # The random sweeps, and what `make test` leaves out of runs that are equal.
 LONG_TESTS := tests/faults tests/conformance tests/clusters/test_machines.py tests/test_examples.py \
-	tests/distributed/test_fsdp*.py \
+	tests/advice/test_thread_stack.py tests/distributed/test_fsdp*.py \
 	tests/distributed/test_model_parallel.py tests/distributed/test_pipeline.py tests/distributed/test_precisions.py \
 	tests/distributed/test_parity.py tests/distributed/test_context_parallel.py \
 	tests/distributed/test_replica_check.py tests/legacy/v1_1/test_started.py \

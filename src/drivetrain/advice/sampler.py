@@ -9,16 +9,15 @@ source files while the fit runs: a fork while a thread imports or reads a file c
 
 from __future__ import annotations
 
-import faulthandler
+import gc
 import linecache
 import os
-import re
-import tempfile
+import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -195,7 +194,6 @@ class Sampler(threading.Thread):
             self._look()
             self._over.set()
         self.join()
-        self._stack.close()
         return self.time_spent(final=True)
 
     def _measured(self, wall_s: float) -> Measured:
@@ -282,65 +280,46 @@ def _host_memory() -> float | None:
 # ---- the stack of another thread ------------------------------------------------------------------------------------
 
 
-_THREAD = re.compile(r"(?:Current t|T)hread 0x([0-9a-f]+).*\n")
-_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-# faulthandler escapes letters that are not ASCII
-_ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
-
-_PIPE_HOLDS = 65_536  # bytes; what is written to a full pipe is lost
-
-
 class ThreadStack:
     """Reads the stack frames of one thread, called from any other thread.
 
-    faulthandler writes the frames in one call, which no other Python code can interrupt. Reading frame objects directly
-    can crash Python 3.11, because the running thread may return from a frame at the same time.
-
-    faulthandler makes a system call for each word, and a call that writes to a pipe costs half as much as one that
-    writes to a file. So faulthandler writes to a pipe here. On Windows, or if the frames of all threads do not fit into
-    a pipe, faulthandler writes to an unnamed file.
+    faulthandler, which writes the frames of all threads, is no substitute: its list of threads may hold one that torch
+    has started and Python has not yet filled in, and reading that one ends the process (SIGSEGV).
 
     Args:
         thread: the thread's :func:`threading.get_ident`.
     """
 
     def __init__(self, thread: int) -> None:
-        self._thread, self._open, self._file = thread, ExitStack(), -1
-        self._reads, self._writes = -1, -1
-        if os.name == "posix":
-            self._reads, self._writes = os.pipe()
-            for each in (self._reads, self._writes):
-                os.set_blocking(each, False)
-                self._open.callback(os.close, each)
+        self._thread = thread
 
-    def frames(self) -> Iterator[tuple[str, int, str]]:
-        """Yield file, line and function of each frame, the innermost first."""
-        threads = _THREAD.split(self._text().decode("ascii", "replace"))
-        for number, text in zip(threads[1::2], threads[2::2], strict=True):
-            if int(number, 16) == self._thread:
-                for found in _FRAME.finditer(text):
-                    yield _unescaped(found[1]), int(found[2]), _unescaped(found[3])
-
-    def _text(self) -> bytes:
-        """Return faulthandler's text about all threads."""
-        if self._file < 0 and self._writes >= 0:
-            faulthandler.dump_traceback(self._writes)
-            text = os.read(self._reads, _PIPE_HOLDS)
-            if len(text) < _PIPE_HOLDS - 4096:  # 4096: a pipe counts in pages, so it may be full a page earlier
-                return text
-        if self._file < 0:
-            file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # close() closes it
-            self._file = self._open.enter_context(file).fileno()
-        os.ftruncate(self._file, 0)
-        os.lseek(self._file, 0, os.SEEK_SET)
-        faulthandler.dump_traceback(self._file)
-        size = os.lseek(self._file, 0, os.SEEK_CUR)
-        os.lseek(self._file, 0, os.SEEK_SET)
-        return os.read(self._file, size)
-
-    def close(self) -> None:
-        self._open.close()
+    def frames(self) -> list[tuple[str, int, str]]:
+        """Return file, line and function of each frame, the innermost first; nothing in a Python without a GIL."""
+        found: list[tuple[str, int, str]] = []
+        if _WITHOUT_GIL:  # the other thread would run meanwhile
+            return found
+        with _no_garbage_collection() if sys.version_info[:2] == (3, 11) else nullcontext():
+            frame = sys._current_frames().get(self._thread)
+            while frame is not None:
+                found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+                frame = frame.f_back
+        return found
 
 
-def _unescaped(text: str) -> str:
-    return _ESCAPED.sub(lambda each: chr(int(each[1] or each[2] or each[3], 16)), text)
+_WITHOUT_GIL = not getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Context in which Python does not collect garbage.
+
+    Python 3.11 makes the object of another thread's frame when that frame is read. If it then collects garbage, a
+    finalizer may let the other thread run and return from that frame, and the process crashes.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
