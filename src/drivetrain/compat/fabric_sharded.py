@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_in_place
-from drivetrain.base.introspect import reads
+from drivetrain.base.introspect import reads, temporarily
 from drivetrain.base.packages import fsdp, fsdp_wrap
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -28,7 +28,6 @@ from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States, 
 from drivetrain.errors import CheckpointNameError, described
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
-from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.model_parallel import Size
 from drivetrain.strategies.optimizer_states import by_number, parameter_names
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
@@ -174,7 +173,7 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
         """Context in which torch's ``wrap(layer)`` selects the layers that are gathered one at a time."""
         if self._wraps_layers:  # torch's context is not reentrant
             return nullcontext()
-        return entered(standing_for(self, _wraps_layers=True), fsdp_wrap.enable_wrap(wrapper_cls=self._wrap))
+        return entered(temporarily(vars(self), _wraps_layers=True), fsdp_wrap.enable_wrap(wrapper_cls=self._wrap))
 
     def _wrap(self, module: nn.Module, **options: Any) -> nn.Module:
         self._wrapped.add(module)
@@ -192,7 +191,7 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
                 "of the two."
             )
         policy = replace(given, auto_wrap_policy=lambda each: any(each is own for own in chosen))
-        with standing_for(self, options=policy):
+        with temporarily(vars(self), options=policy):
             super()._shard(module)
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from drivetrain.base.introspect import overrides
+from drivetrain.base.introspect import overrides, temporarily
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import COUNT, Form, WrongForm, expect, number
 from drivetrain.base.torch_private import GROWTH_TRACKER, SCALES_ITSELF, scale_of, states_of_scaler
@@ -137,7 +137,12 @@ class MixedPrecision(Autocast):
         # The scaler calls the optimizer only if all gradients are finite, so a call shows that they are.
         hook = optimizer.register_step_post_hook(lambda *_: called.append(True))
         try:
-            with _stepped_as_others(optimizer):
+            # A scaler calls an optimizer with a fused kernel on every step, and the kernel skips the update if
+            # gradients are not finite. But ``step`` creates the optimizer's state before it calls the kernel: SGD's
+            # momentum buffers are allocated but not initialised, and stay uninitialised if the step is skipped. With
+            # this attribute, the scaler does not call the optimizer to skip a step. The kernel could also unscale
+            # gradients, but they are already unscaled here, so nothing is lost.
+            with temporarily(vars(optimizer), **{SCALES_ITSELF: False}):
                 self._scaler.step(optimizer, **kwargs)
         finally:
             hook.remove()
@@ -295,29 +300,6 @@ def _twin(scaler: GradScaler, copied: Callable[[Any], Any]) -> GradScaler:
     twin = object.__new__(type(scaler))  # copy.copy raises an error for a scaler that is due for an update
     vars(twin).update({name: copied(value) for name, value in vars(scaler).items()})
     return twin
-
-
-@contextmanager
-def _stepped_as_others(optimizer: Optimizer) -> Iterator[None]:
-    """Context in which a scaler treats ``optimizer`` as one without a fused kernel: to skip a step, the scaler does not
-    call the optimizer.
-
-    A scaler calls an optimizer with a fused kernel on every step, and the kernel skips the update if gradients are not
-    finite. But ``step`` creates the optimizer's state before it calls the kernel: SGD's momentum buffers are allocated
-    but not initialised, and stay uninitialised if the step is skipped. The kernel could also unscale gradients, but
-    they are already unscaled here, so nothing is lost.
-    """
-    own = vars(optimizer)
-    if not getattr(optimizer, SCALES_ITSELF, False):
-        yield
-        return
-    before = {SCALES_ITSELF: own[SCALES_ITSELF]} if SCALES_ITSELF in own else {}
-    own[SCALES_ITSELF] = False
-    try:
-        yield
-    finally:
-        del own[SCALES_ITSELF]
-        own.update(before)
 
 
 def _positive(value: Any, place: str) -> None:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base import torch_private
-from drivetrain.base.introspect import defined_by_user, overrides
+from drivetrain.base.introspect import defined_by_user, overrides, temporarily
 from drivetrain.base.packages import fsdp
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import shown_error
@@ -34,7 +34,6 @@ from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies import fsdp_blocks, fsdp_kept, sharded_gradients
 from drivetrain.strategies import sharded_state as sharded
 from drivetrain.strategies.alone import STATE_VERBS, Alone, alone
-from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.fsdp_blocks import class_name
 from drivetrain.strategies.fsdp_options import Options, checkpoint_activations
 from drivetrain.strategies.group import Group
@@ -317,7 +316,7 @@ class FullySharded(Strategy):
             yield ""
             return
         options = dataclasses.replace(self.options, state_dict_type="sharded")
-        with standing_for(self, options=options), alone(self, "shards") as what:
+        with temporarily(vars(self), options=options), alone(self, "shards") as what:
             yield what
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.introspect import temporarily
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.base.tree import move_to_host
@@ -21,7 +22,6 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, check_count, described, number_of, unknown_value
 from drivetrain.precision.precision import ClipAlgorithm, Precision
-from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.gradient_exchange import Bucket, alike
 from drivetrain.strategies.group import Group
 from drivetrain.strategies.optimizer_states import parameters_of
@@ -230,7 +230,7 @@ class PipelineStrategy(ParallelStrategy):
         if module is not None and self.root_device != HOST:
             place_own(module, HOST)
         # Hide the module from super(), which would move it; the stages of other ranks must stay on the meta device.
-        with standing_for(self, lightning_module=None):
+        with temporarily(vars(self), lightning_module=None):
             super().teardown()
 
     # ---- the step ------------------------------------------------------------------------------------------------
@@ -319,14 +319,9 @@ class PipelineStrategy(ParallelStrategy):
         attributes = self.lightning_module.__dict__
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            own = attributes.get("forward")
-            attributes["forward"] = self._forward  # self(x) in a step passes x through the stages of all ranks
-            try:
+            # self(x) in a step passes x through the stages of all ranks
+            with temporarily(attributes, forward=self._forward):
                 return method(*args, **kwargs)
-            finally:
-                del attributes["forward"]
-                if own is not None:
-                    attributes["forward"] = own
 
         return step
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.introspect import temporarily
 from drivetrain.base.packages import torch_xla, xla_model, xla_multiprocessing, xla_parallel_loader, xla_runtime
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -24,7 +25,7 @@ from drivetrain.precision.precision import Precision
 from drivetrain.strategies import rank_files
 from drivetrain.strategies._xla import XLAExecution, checked, run_recorded
 from drivetrain.strategies.ddp import DDPStrategy
-from drivetrain.strategies.familiar import Familiar, standing_for
+from drivetrain.strategies.familiar import Familiar
 from drivetrain.strategies.gradient_exchange import GradientExchanges
 from drivetrain.strategies.group import Group, LoneGroup, all_or_alone
 from drivetrain.strategies.parallel import until_thawed
@@ -309,7 +310,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
             loader.close()
         self._loaders.clear()
         self._exchanges.close()
-        with standing_for(self, _device=self._device or HOST):  # before the replicas run, the model is on the host
+        with temporarily(vars(self), _device=self._device or HOST):  # before the replicas run, the model is on the host
             super().teardown()
 
 
