@@ -317,10 +317,9 @@ def test_a_wrapper_of_a_bound_method_that_is_bound_again_keeps_its_arguments() -
 
 def test_entries_that_are_changed_temporarily() -> None:
     entries = {"old": 1, "kept": 2}
-    with pytest.raises(KeyError), temporarily(entries, old=3, new=4):
+    with temporarily(entries, old=3, new=4):
         assert entries == {"old": 3, "kept": 2, "new": 4}
-        raise KeyError("new")
     assert entries == {"old": 1, "kept": 2}
-    with temporarily(entries, new=4):
-        del entries["new"]
+    with pytest.raises(KeyError), temporarily(entries, old=3, new=4):
+        del entries["new"], entries["missing"]
     assert entries == {"old": 1, "kept": 2}

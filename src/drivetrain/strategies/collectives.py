@@ -23,6 +23,7 @@ import functools
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ _CONSTANTS = (type(None), bool, int, float, str)
 _SMALL = 4096  # bytes: objects up to this size are exchanged only if they differ
 _KNOWN = ["mean", "avg", "sum", "min", "max", "product", "prod"]
 _TORCHS = ["avg", "sum", "min", "max", "product", *_BITWISE]
+
+Exchange = Callable[[Tensor], Tensor]
 
 
 # ---- the functions ---------------------------------------------------------------------------------------------------
@@ -64,7 +67,7 @@ def all_gather(peers: Peers, tensor: Tensor, sync_grads: bool = False) -> Tensor
     with_gradients = problem is None and sync_grads and tensor.requires_grad and torch.is_grad_enabled()
     peers.agree_on_tensor("" if problem else f"{_kind(tensor)}{', with gradients' * with_gradients}", problem)
     if with_gradients:
-        return _Gather.apply(tensor, peers)  # type: ignore[no-untyped-call]
+        return with_gradient(tensor, partial(_stacked, peers=peers), partial(_own_sum, peers=peers))
     return _stacked(tensor.detach(), peers)
 
 
@@ -235,34 +238,31 @@ def as_tensor(leaf: Any, device: torch.device, reduce_op: Any = "max") -> Any:
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
-class _Gather(torch.autograd.Function):
-    """Stacks the tensors of all ranks. The gradient of this rank's tensor is the sum of the gradients that its slice
-    gets on all ranks.
+class _Linear(torch.autograd.Function):
+    """A linear exchange and its transpose, which is its backward pass. The exchange is the backward pass of the
+    transpose.
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, peers: Peers) -> Tensor:
-        ctx.peers = peers
-        return _stacked(tensor, peers)
+    def forward(ctx: Any, tensor: Tensor, exchange: Exchange, transpose: Exchange) -> Tensor:
+        ctx.backward = transpose, exchange
+        return exchange(tensor)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _OwnSlice.apply(gradients[0], ctx.peers), None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return with_gradient(gradients[0], *ctx.backward), None, None
 
 
-class _OwnSlice(torch.autograd.Function):
-    """Sums the stacks of all ranks and returns this rank's slice. This is the backward pass of ``_Gather``, and
-    ``_Gather`` is the backward pass of this function.
+def with_gradient(tensor: Tensor, exchange: Exchange, transpose: Exchange) -> Tensor:
+    """Return ``exchange(tensor)``. If ``tensor`` requires gradients, they flow back through ``transpose``, in which
+    every rank must take part.
     """
+    return _Linear.apply(tensor, exchange, transpose)  # type: ignore[no-untyped-call]
 
-    @staticmethod
-    def forward(ctx: Any, stack: Tensor, peers: Peers) -> Tensor:
-        ctx.peers = peers
-        return _reduced(stack, "sum", peers)[peers.ranks.index(peers.rank)].clone()
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _Gather.apply(gradients[0], ctx.peers), None  # type: ignore[no-untyped-call]
+def _own_sum(stack: Tensor, peers: Peers) -> Tensor:
+    """Return the sum of this rank's slices in the stacks of all ranks, the transpose of :func:`_stacked`."""
+    return _reduced(stack, "sum", peers)[peers.ranks.index(peers.rank)].clone()
 
 
 def _stacked(tensor: Tensor, peers: Peers) -> Tensor:

@@ -24,6 +24,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import rank_files
 from drivetrain.strategies._xla import XLAExecution, checked, run_recorded
+from drivetrain.strategies.collectives import with_gradient
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.familiar import Familiar
 from drivetrain.strategies.gradient_exchange import GradientExchanges
@@ -62,7 +63,7 @@ class XLAGroup(Group):
 
     def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
         if sync_grads and tensor.requires_grad and torch.is_grad_enabled():
-            return _Gather.apply(tensor, self)  # type: ignore[no-untyped-call]
+            return with_gradient(tensor, self._stacked, self._own_sum)
         return self._stacked(tensor.detach())
 
     def _stacked(self, tensor: Tensor) -> Tensor:
@@ -73,6 +74,12 @@ class XLAGroup(Group):
         numbers = tensor.to(torch.uint8) if tensor.dtype is torch.bool else tensor
         gathered: Tensor = xla_model.all_gather(numbers.to(self.device).unsqueeze(0), dim=0)
         return gathered.to(dtype=tensor.dtype, device=tensor.device)
+
+    def _own_sum(self, stack: Tensor) -> Tensor:
+        """Return the sum of this replica's slices in the stacks of all replicas, the transpose of :meth:`_stacked`."""
+        summed = stack.to(device=self.device, copy=True).contiguous()
+        self.total(summed)
+        return summed[self.rank].to(stack.device, copy=True)
 
     def total(self, tensor: Tensor) -> None:
         """Replace ``tensor``, which must be on the device, by its sum over all replicas."""
@@ -103,24 +110,6 @@ class XLAGroup(Group):
     def new(self, ranks: Sequence[int]) -> Group:
         why = "the replicas of torch_xla exchange all together. Use the group of all ranks."
         return all_or_alone(self, ranks, why)
-
-
-class _Gather(torch.autograd.Function):
-    """Stacks the tensors of all replicas. The gradient of this replica's tensor is the sum of the gradients that its
-    slice gets on all replicas.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: XLAGroup) -> Tensor:
-        ctx.group = group
-        return group._stacked(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        home = gradients[0].device
-        stack = gradients[0].to(device=ctx.group.device, copy=True).contiguous()
-        ctx.group.total(stack)
-        return stack[ctx.group.rank].to(home), None
 
 
 @StrategyRegistry.register("xla")
