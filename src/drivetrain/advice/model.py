@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from drivetrain.base.gradients import parameters_of
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.tree import leaves
 from drivetrain.loops.run import Run
-from drivetrain.module.optimizers import parameters_of
 from drivetrain.strategies.step import steps_itself
 
 _HALF_OF_SMALLEST = 2.0**-25  # half of float16's smallest positive number; smaller values are rounded to 0

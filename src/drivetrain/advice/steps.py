@@ -7,10 +7,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from drivetrain.base.gradients import gradients_of, parameters_of
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.errors import ConfigurationError, number_of
 from drivetrain.loops.run import ENDLESS, Run
-from drivetrain.module.optimizers import LRSchedulerConfig, parameters_of
+from drivetrain.module.optimizers import LRSchedulerConfig
 
 
 class _EpochWatch:
@@ -130,7 +131,7 @@ class ManualWatch(_EpochWatch):
 
         def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
             nonlocal seen_twice
-            gradient = next((each.grad for each in parameters_of(optimizer) if each.grad is not None), None)
+            gradient = next(iter(gradients_of(optimizer)), None)
             if gradient is None or seen_twice:
                 return
             handle = self._idle.pop(index, None)

@@ -11,10 +11,11 @@ from typing import Any, TypeVar, cast
 from torch import Tensor
 from torch.optim import Optimizer
 
+from drivetrain.base.gradients import rescale
 from drivetrain.base.introspect import overrides, positional_arity
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import Run
-from drivetrain.loops.window import Window, rescale
+from drivetrain.loops.window import Window
 from drivetrain.module.trainable import TrainableModule
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import familiar

@@ -14,6 +14,7 @@ from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
+from drivetrain.base.gradients import rescale
 from drivetrain.base.introspect import overrides, temporarily
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import COUNT, Form, WrongForm, expect, number
@@ -261,6 +262,7 @@ class MixedPrecision(Autocast):
             stage = OptState.STEPPED if its_round["stepped"] else OptState.UNSCALED
             states_of_scaler(self._scaler)[id(optimizer)].update(stage=stage, found_inf_per_device={device: found})
 
+    @torch.no_grad()
     def _settle(self) -> None:
         """If an optimizer has stepped since the last update, update the scale, and multiply all gradients that no step
         has used yet to fit the new scale.
@@ -273,13 +275,13 @@ class MixedPrecision(Autocast):
             # Reset the scaler's state of this optimizer, which the scaler itself does only in update(), for all
             # optimizers together. A disabled scaler has no such state.
             states_of_scaler(self._scaler).pop(id(optimizer), None)
-            _multiply_gradients(optimizer, before)
+            rescale(optimizer, before)
         self._unscaled.clear()
         if self._stepped:
             self._update()
             ratio = self._scaler.scale(one) / before
             for optimizer in held:
-                _multiply_gradients(optimizer, ratio)
+                rescale(optimizer, ratio)
             self._scaled = bool(held)
 
     def _count_skips(self, optimizer: Optimizer) -> None:
@@ -318,14 +320,6 @@ _SCALER: Form = {
 
 def _holds_gradients(optimizer: Optimizer) -> bool:
     return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
-
-
-def _multiply_gradients(optimizer: Optimizer, factor: Tensor) -> None:
-    with torch.no_grad():
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
 
 
 def torch_scaler(precision: Precision) -> Any:

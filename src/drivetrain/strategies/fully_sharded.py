@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base import torch_private
+from drivetrain.base.gradients import parameters_of
 from drivetrain.base.introspect import defined_by_user, overrides, temporarily
 from drivetrain.base.packages import fsdp
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
@@ -37,7 +38,6 @@ from drivetrain.strategies.alone import STATE_VERBS, Alone, alone
 from drivetrain.strategies.fsdp_blocks import class_name
 from drivetrain.strategies.fsdp_options import Options, checkpoint_activations
 from drivetrain.strategies.group import Group
-from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import ParallelStrategy
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.sharded_files import save

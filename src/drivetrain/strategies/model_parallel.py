@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base import torch_private
+from drivetrain.base.gradients import gradients_of
 from drivetrain.base.packages import device_mesh, fsdp
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.seed import rng_state, set_rng_state
@@ -32,7 +33,6 @@ from drivetrain.strategies.context_parallel import split as split_sequences
 from drivetrain.strategies.fsdp_options import Options, checkpoint_activations, precision_policy
 from drivetrain.strategies.fully_sharded import FullySharded
 from drivetrain.strategies.group import Group, TorchGroup
-from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 from drivetrain.strategies.tp_plan import declared_plan, split
@@ -358,7 +358,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         All ranks learn whether any shard is not finite, so that they skip the same steps.
         """
         found = {self.root_device: found_inf.to(self.root_device, copy=True)}
-        for shard in (sharded.local_shard(each.grad) for each in parameters_of(optimizer) if each.grad is not None):
+        for shard in map(sharded.local_shard, gradients_of(optimizer)):
             if shard.dtype == torch.float16 and not allow_fp16:
                 raise ValueError("Attempting to unscale FP16 gradients.")
             here = found.setdefault(shard.device, found_inf.to(shard.device, copy=True))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.gradients import parameters_of
 from drivetrain.base.introspect import temporarily
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import check_optimizer_state, load_states
@@ -24,7 +25,6 @@ from drivetrain.errors import ConfigurationError, check_count, described, number
 from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies.gradient_exchange import Bucket, alike
 from drivetrain.strategies.group import Group
-from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.pipeline_stages import (
     Schedule,

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base import torch_private
+from drivetrain.base.gradients import parameters_of
 from drivetrain.base.packages import pipelining
 from drivetrain.base.torch_private import own_parameters
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError, described, number_of
-from drivetrain.strategies.optimizer_states import parameters_of
 
 
 def configured(module: nn.Module, num_stages: int, processes: int) -> tuple[list[nn.Module], Callable[..., Any]]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.compiled import compiled_method
+from drivetrain.base.gradients import rescale
 from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.restoring import WrongForm
@@ -146,11 +147,7 @@ class Step(Shared):
             for gradient in self.open_gradients().values():
                 gradient.mul_(factor)
             return
-        optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
-        for group in (group for each in optimizers if each is not None for group in each.param_groups):
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
+        rescale(optimizer, factor)
 
     def clip_gradients(
         self,
