@@ -36,16 +36,8 @@ from torch import Tensor
 from drivetrain.base import files
 from drivetrain.base.memory import contents_of
 from drivetrain.base.restoring import COUNT, Form, count, entry, expect, restoring
-from drivetrain.checkpoints import json_tree
-from drivetrain.checkpoints.part_lists import (
-    MOST_IN_MANIFEST,
-    Piece,
-    Stored,
-    Written,
-    add_rows,
-    rows_of,
-    tensors_of,
-)
+from drivetrain.checkpoints import json_tree, part_lists
+from drivetrain.checkpoints.part_lists import Piece, Stored, Written
 from drivetrain.checkpoints.unread import UnreadTensor
 from drivetrain.checkpoints.writer_process import Summed, write_plain
 from drivetrain.errors import CheckpointError
@@ -141,10 +133,10 @@ def list_apart(folder: Folder, name: str, written: Written, processes: int, writ
     Returns:
         ``written``, or a copy of ``written`` with that file instead of the parts.
     """
-    if sum(len(each.pieces) for each in written.tensors.values()) * processes <= MOST_IN_MANIFEST:
+    if sum(len(each.pieces) for each in written.tensors.values()) * processes <= part_lists.MOST_IN_MANIFEST:
         return written
     [file] = written.files
-    listed = _measures(write(_in(folder, name), [("", rows_of(written))]))
+    listed = _measures(write(_in(folder, name), [("", part_lists.rows_of(written))]))
     return Written({**written.files, name: listed}, {}, {name: file})
 
 
@@ -317,14 +309,14 @@ def _manifest(path: Folder) -> dict[str, Any]:
 
 def _tensors(path: Folder, manifest: Mapping[str, Any]) -> dict[str, Stored]:
     with restoring(f"{os.path.basename(path)}/{MANIFEST}"):
-        tensors = tensors_of(entry(manifest, "tensors", _TENSORS))
+        tensors = part_lists.tensors_of(entry(manifest, "tensors", _TENSORS))
         lists: dict[str, str] = expect(manifest.get("lists", {}), (dict, {str: str}))
     for name, file in lists.items():
         with _reading(_in(path, name)):
             content = files.read(_in(path, name))
         _check(_in(path, name), manifest["files"].get(name, {}), len(content), zlib.crc32(content))
         with restoring(f"{os.path.basename(path)}/{name}"):
-            add_rows(tensors, content, entry(manifest["files"], file, dict) and file)
+            part_lists.add_rows(tensors, content, entry(manifest["files"], file, dict) and file)
     return tensors
 
 

@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from drivetrain.base import torch_private
 from drivetrain.base.gradients import parameters_of
 from drivetrain.base.packages import pipelining
-from drivetrain.base.torch_private import own_parameters
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError, described, number_of
 
@@ -105,7 +104,7 @@ def keep(module: nn.Module, owners: Mapping[str, int], index: int) -> None:
         path, _, own = name.rpartition(".")
         layer, tensor = module.get_submodule(path), there[name]
         empty = torch.empty_like(tensor, device="meta")
-        if own in own_parameters(layer):
+        if own in torch_private.own_parameters(layer):
             empty = nn.Parameter(empty, tensor.requires_grad)
         setattr(layer, own, made.setdefault(id(tensor), empty))
 
