@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from drivetrain.base.packages import pipelining
 from drivetrain.forecast import torch_tools
-from drivetrain.strategies import pipeline, pipeline_stages
+from drivetrain.strategies import pipeline_stages
 from drivetrain.strategies.pipeline import PipelineStrategy
 
 
@@ -81,7 +81,7 @@ def stand_in_for_stages(mode: Any) -> None:
         # stands for the loss and its weight, which the last stage would send
         return torch.ones(2) if sums is None else sums
 
-    cast("Any", pipeline).configured, cast("Any", pipeline).owned_by = configured, owned
+    cast("Any", pipeline_stages).configured, cast("Any", pipeline_stages).owned_by = configured, owned
     cast("Any", PipelineStrategy)._schedule_for = with_shapes
     cast("Any", pipeline_stages).pipelining = SimpleNamespace(
         **{name: getattr(pipelining, name) for name in ("ScheduleInterleaved1F1B", "Schedule1F1B", "ScheduleGPipe")},
