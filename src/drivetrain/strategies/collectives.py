@@ -318,16 +318,27 @@ def reduction_of(rows: Tensor, reduce_op: Any) -> Tensor:
     operation = operation_of(reduce_op)
     if problem := _irreducible(rows, operation):
         raise ConfigurationError(f"reduce() got {problem}. {CURES['reduce']}")
+    return _combined(rows, operation)
+
+
+def _combined(rows: Tensor, operation: str) -> Tensor:
     if operation in _BITWISE:
         return functools.reduce(_BITWISE[operation], rows.unbind())
     if operation in ("min", "max"):
         return rows.amin(0) if operation == "min" else rows.amax(0)
     wide = rows.to(_wide(rows.dtype, rows.device))
     values = wide.prod(0) if operation == "product" else wide.sum(0)
-    exact = rows.is_floating_point() or rows.is_complex()
+    return _finished(values, operation, len(rows), rows.dtype, rows.device)
+
+
+def _finished(values: Tensor, operation: str, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the result of a reduction of ``count`` tensors, from ``values`` in a wider dtype. Sums and means of
+    integers stay wide.
+    """
+    exact = dtype.is_floating_point or dtype.is_complex or operation in ("min", "max")
     if operation == "mean":
-        values = (values if exact else values.to(_float64(rows.device))) / len(rows)
-    return values.to(rows.dtype) if exact else values
+        values = (values if exact else values.to(_float64(device))) / count
+    return (values.to(dtype) if exact else values).to(device)
 
 
 def _irreducible(tensor: Tensor, operation: str) -> str | None:
@@ -344,23 +355,17 @@ def _irreducible(tensor: Tensor, operation: str) -> str | None:
 def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
     """Reduce a tensor over the ranks, which must have compared their calls before."""
     dtype, home = tensor.dtype, tensor.device
-    if operation in _BITWISE:
-        return functools.reduce(_BITWISE[operation], _stacked(tensor, peers).unbind())
+    if operation in _BITWISE or (dtype.is_complex and operation == "product"):
+        return _combined(_stacked(tensor, peers), operation)
     values = tensor.to(peers.wire(home)).to(_wide(dtype, home), copy=True, memory_format=torch.contiguous_format)
     if dtype.is_complex:
-        if operation == "product":
-            values = _stacked(values, peers).prod(0)
-        else:
-            values = torch.view_as_complex(peers.all_reduce(torch.view_as_real(values), dist.ReduceOp.SUM))
+        values = torch.view_as_complex(peers.all_reduce(torch.view_as_real(values), dist.ReduceOp.SUM))
     elif operation in ("min", "max") and dtype.is_floating_point:
         values = _extreme(values, operation, peers)
     else:
         name = "SUM" if operation == "mean" else operation.upper()
         values = peers.all_reduce(values, getattr(dist.ReduceOp, name))
-    exact = dtype.is_floating_point or dtype.is_complex or operation in ("min", "max")
-    if operation == "mean":
-        values = (values if exact else values.to(_float64(home))) / len(peers.ranks)
-    return values.to(dtype if exact else values.dtype).to(home)
+    return _finished(values, operation, len(peers.ranks), dtype, home)
 
 
 def _wide(dtype: torch.dtype, device: torch.device) -> torch.dtype:

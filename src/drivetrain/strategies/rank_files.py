@@ -13,6 +13,7 @@ target.
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import os
 import re
@@ -274,10 +275,7 @@ def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replac
     if not store.is_durable(source):
         if (background := background_of(store)) is None:  # no rank files, because a save with them would have waited
             return store.copy(source, path, link=link, replaces=replaces)
-        if not replaces and store.exists(path):
-            return False
-        background.after(source, path, copy, background.checkpoint_io, source, path, link, replaces)
-        return True
+        return background.copy_later(functools.partial(copy, background.checkpoint_io), source, path, link, replaces)
     origin = store.resolve(source)
     copies = {
         file: f"{path}{os.path.basename(file)[len(os.path.basename(origin)) :]}" for file in _found(store, origin)
