@@ -156,12 +156,9 @@ def watching() -> Callable[[], Any]:
     Raises:
         ImportError, AttributeError: torch lacks one of the names; the caller then uses public functions of torch.
     """
-    dispatch_modes, function_modes, is_profiling = (
-        _own.count_dispatch_modes,
-        _own.count_function_modes,
-        _own.is_profiling,
-    )
-    is_transforming, saved, is_anomaly_enabled = _own.is_transforming, _own.top_saved_hooks, torch.is_anomaly_enabled
+    dispatch_modes, function_modes = _own.count_dispatch_modes, _own.count_function_modes
+    is_profiling, is_transforming = _own.is_profiling, _own.is_transforming
+    saved, is_anomaly_enabled = _own.top_saved_hooks, torch.is_anomaly_enabled
     compiled: Any = importlib.import_module("torch._dynamo.compiled_autograd")
     compiled.compiled_autograd_enabled  # noqa: B018  # raises an AttributeError if torch lacks the name
 

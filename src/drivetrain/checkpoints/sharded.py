@@ -23,6 +23,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 import zlib
@@ -44,6 +45,7 @@ from drivetrain.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 _FORMAT = "drivetrain sharded checkpoint"
+_OWN_FILE = re.compile(r"[0-9a-f]{8}\..*(\.bin|state\.json|parts\.json)")
 _VERSION = 2  # the version is 1 if the manifest itself lists all parts of tensors
 
 Folder = Path | str
@@ -221,14 +223,7 @@ def _remove_others(folder: Folder, kept: Iterable[str]) -> None:
 
 def _own_files(folder: Folder) -> Iterator[str]:
     """Return the names of the files that a save has written, judged by the form of the names."""
-    for name in files.names(folder):
-        digits, _, rest = name.partition(".")
-        if (
-            len(digits) == 8
-            and rest.endswith((".bin", "state.json", "parts.json"))
-            and set(digits) <= set("0123456789abcdef")
-        ):
-            yield name
+    return filter(_OWN_FILE.fullmatch, files.names(folder))
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------

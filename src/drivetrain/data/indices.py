@@ -84,9 +84,8 @@ class _Recorder(SamplerProxy):
 
     def __iter__(self) -> Iterator[Any]:
         self.drawn.clear()  # drop what was drawn ahead for batches that an abandoned pass did not yield
-        return self._record(
-            without_restart(iter(self._sampler))
-        )  # the iterator is created now and not in the generator, because creating it may draw a random number
+        # the iterator is created now and not in the generator, because creating it may draw a random number
+        return self._record(without_restart(iter(self._sampler)))
 
     def _record(self, draws: Iterator[Any]) -> Iterator[Any]:
         for indices in draws:

@@ -144,11 +144,8 @@ class Passes:
         Raises:
             CheckpointError: the loader yields fewer batches than were done, or cannot restore a state.
         """
-        if (
-            "given" not in position
-            or len(position.get("generators", ())) != len(self._generators)
-            or not self._fits(position)
-        ):
+        as_many = len(position.get("generators", ())) == len(self._generators)
+        if "given" not in position or not as_many or not self._fits(position):
             raise CheckpointError(
                 f"The checkpoint was saved with another kind of training loader, and a {type(self.loader).__name__} "
                 "cannot continue at its position. Resume with the loader it was saved with."

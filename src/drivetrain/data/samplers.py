@@ -83,9 +83,8 @@ def share(
     if not (place := drawn_by(loader)):
         return None
     drawn = getattr(loader, place)
-    if isinstance(drawn, (DistributedSampler, RankBatches)) or isinstance(
-        getattr(drawn, "sampler", None), DistributedSampler
-    ):
+    inner = getattr(drawn, "sampler", None)
+    if isinstance(drawn, (DistributedSampler, RankBatches)) or isinstance(inner, DistributedSampler):
         return None
     if not hasattr(drawn, "__len__"):
         raise ConfigurationError(

@@ -375,12 +375,11 @@ class Entry:
         sums.
         """
         options = {**self.options._asdict(), "reduce_fx": self.reduction}
-        pending = (
-            torch.stack([value.to(self._pending[-1].device) for value in self._pending]) if self._pending else None
-        )
+        pending = [value.to(self._pending[-1].device) for value in self._pending]
         return {"options": options, "total": self._total, "weight": self._weight, "last": self.last_scalar(),
                 "last_weight": self._last_weight, "fresh": self.fresh, "metric": self.metric,
-                "pending": pending, "pending_weight": self._pending_weight}  # fmt: skip
+                "pending": torch.stack(pending) if pending else None,
+                "pending_weight": self._pending_weight}  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a result of :meth:`state_dict`."""

@@ -137,9 +137,8 @@ class Familiar:
         self, optimizer: Optimizer, clip_val: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> Tensor | None:
         """Clip the gradients of :meth:`main_params` by their total norm, and return the norm before clipping."""
-        return torch.nn.utils.clip_grad_norm_(
-            list(self.main_params(optimizer)), clip_val, norm_type, error_if_nonfinite
-        )
+        parameters = list(self.main_params(optimizer))
+        return torch.nn.utils.clip_grad_norm_(parameters, clip_val, norm_type, error_if_nonfinite)
 
     # ---- checkpoints inside a window of accumulated batches, for drivetrain's own loss scaling -------------------
 
@@ -265,9 +264,7 @@ def _backward(method: Method) -> Method:
     def backward(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_differentiating:  # an override has called this through super()
             return method(self, tensor, *args, **kwargs)
-        if args and isinstance(
-            args[0], nn.Module
-        ):  # a strategy with a copy of Lightning's ``backward`` has called this
+        if args and isinstance(args[0], nn.Module):  # called by a strategy with a copy of Lightning's ``backward``
             module: Any = args[0]
             return module.trainer.strategy.driver.differentiate(tensor, *args[2:], **kwargs)
         self._is_differentiating = True

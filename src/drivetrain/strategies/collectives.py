@@ -343,11 +343,8 @@ def _finished(values: Tensor, operation: str, count: int, dtype: torch.dtype, de
 
 def _irreducible(tensor: Tensor, operation: str) -> str | None:
     fraction = tensor.is_floating_point() or tensor.is_complex()
-    if (
-        tensor.dtype is torch.uint64
-        or (tensor.is_complex() and operation in ("min", "max"))
-        or (fraction and operation in _BITWISE)
-    ):
+    unordered = tensor.is_complex() and operation in ("min", "max")
+    if tensor.dtype is torch.uint64 or unordered or (fraction and operation in _BITWISE):
         return f"{operation} of {_kind(tensor)}, a type that has no such operation"
     return None
 

@@ -68,9 +68,8 @@ class ModelAveraging:
 
     def make_subgroup(self, num_processes: int) -> None:
         """Create one subgroup per machine, unless the user has passed a subgroup. Every rank must call this method."""
-        if (
-            self.state.subgroup is None and self.state.post_local_gradient_allreduce
-        ):  # torch's hook would create a subgroup, too, but only for all CUDA devices of the machine
+        # torch's hook would create a subgroup, too, but only for all CUDA devices of the machine
+        if self.state.subgroup is None and self.state.post_local_gradient_allreduce:
             self.state.subgroup, _ = dist.new_subgroups(num_processes)  # type: ignore[no-untyped-call]
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +34,6 @@ from drivetrain.strategies.group import Group, TorchGroup
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 from drivetrain.strategies.tp_plan import declared_plan, split
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 DATA, TENSOR = "data_parallel", "tensor_parallel"
 Size = int | Literal["auto"]
@@ -211,12 +208,12 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         _, tensor = self.sizes
         return world if tensor == 1 else world.new(range(world.rank % tensor, world.size, tensor))
 
-    def _make_mesh(self, kind: str) -> DeviceMesh:
+    def _make_mesh(self, kind: str) -> device_mesh.DeviceMesh:
         """Return the mesh with the dimensions "data_parallel" and "tensor_parallel"."""
         return device_mesh.init_device_mesh(kind, self.sizes, mesh_dim_names=(DATA, TENSOR))
 
     @property
-    def sharding_mesh(self) -> DeviceMesh:
+    def sharding_mesh(self) -> device_mesh.DeviceMesh:
         return self.device_mesh[DATA]
 
     # ---- random numbers ------------------------------------------------------------------------------------------
