@@ -31,7 +31,6 @@ TESTS_OF = {
     "base/compile_options.py": "trainer/test_compiling.py",
     "base/digest.py": "proof/test_recorder.py proof/test_outputs.py",
     "base/configs.py": "familiar/test_configs.py",
-    "base/gradients.py": "loops/test_window.py precision/test_mixed_optimizers.py strategies/test_open_gradients.py",
     "base/memory.py": "advice/test_memory_note.py loops/test_split.py",
     "base/packages.py": "base/test_lazy.py",
     "base/no_init.py": "engine/test_verbs.py familiar/test_precisions.py",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Engine, LightningModule, Trainer
-from drivetrain.base.gradients import parameters_of
+from drivetrain.base.tree import parameters_of
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.testing import FakeAccelerator

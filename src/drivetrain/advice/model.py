@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from drivetrain.base.gradients import parameters_of
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.tree import leaves
+from drivetrain.base.tree import leaves, parameters_of
 from drivetrain.loops.run import Run
 from drivetrain.strategies.step import steps_itself
 

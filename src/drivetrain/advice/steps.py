@@ -7,8 +7,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from drivetrain.base.gradients import gradients_of, parameters_of
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.tree import gradients_of, parameters_of
 from drivetrain.errors import ConfigurationError, number_of
 from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.optimizers import LRSchedulerConfig

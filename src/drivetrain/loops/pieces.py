@@ -11,8 +11,8 @@ from typing import Any, TypeVar, cast
 from torch import Tensor
 from torch.optim import Optimizer
 
-from drivetrain.base.gradients import rescale
 from drivetrain.base.introspect import overrides, positional_arity
+from drivetrain.base.tree import rescale
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import Run
 from drivetrain.loops.window import Window

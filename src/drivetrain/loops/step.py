@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from drivetrain.base.gradients import parameters_of, rescale
 from drivetrain.base.introspect import overrides
+from drivetrain.base.tree import parameters_of, rescale
 from drivetrain.engine.wrappers import TakeStep, requires_closure
 from drivetrain.errors import ConfigurationError, RunError, shown
 from drivetrain.loops import direct, own_step, pieces, split

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from drivetrain.base.gradients import rescale
 from drivetrain.base.restoring import COUNT, Form, number
+from drivetrain.base.tree import rescale
 from drivetrain.errors import ConfigurationError
 
 Stepped = Optimizer | Sequence[Optimizer] | None

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.base.compiled import context_of, own_names
-from drivetrain.base.gradients import parameters_of
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.supplied import instead_of
 from drivetrain.base.torch_private import BUFFERS, COMPILED_CALL, MODULES, PARAMETERS, STORES
+from drivetrain.base.tree import parameters_of
 from drivetrain.engine.ranks import gathered
 from drivetrain.engine.wrappers import unwrapped
 from drivetrain.errors import (

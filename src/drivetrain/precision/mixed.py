@@ -14,11 +14,11 @@ from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from drivetrain.base.gradients import rescale
 from drivetrain.base.introspect import overrides, temporarily
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import COUNT, Form, WrongForm, expect, number
 from drivetrain.base.torch_private import GROWTH_TRACKER, SCALES_ITSELF, scale_of, states_of_scaler
+from drivetrain.base.tree import rescale
 from drivetrain.errors import ConfigurationError, check_known
 from drivetrain.precision.precision import Autocast, Precision
 

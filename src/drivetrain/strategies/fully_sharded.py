@@ -18,12 +18,12 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base import torch_private
-from drivetrain.base.gradients import parameters_of
 from drivetrain.base.introspect import defined_by_user, overrides, temporarily
 from drivetrain.base.packages import fsdp
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import shown_error
 from drivetrain.base.seed import rng_state, set_rng_state
+from drivetrain.base.tree import parameters_of
 from drivetrain.checkpoints import sharded
 from drivetrain.checkpoints.file import writes_files
 from drivetrain.errors import CheckpointError, ConfigurationError

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.base.gradients import parameters_of
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.torch_private import LAST_RATES, schedulers_in
+from drivetrain.base.tree import parameters_of
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, NotSupportedError

@@ -8,8 +8,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from drivetrain.base.gradients import parameters_of
 from drivetrain.base.packages import averaging, local_sgd
+from drivetrain.base.tree import parameters_of
 from drivetrain.errors import ConfigurationError, described, is_count, shown
 
 _STEPS, _ITERATIONS = "local_sgd_steps", "local_sgd_iterations"

@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base import torch_private
-from drivetrain.base.gradients import gradients_of
 from drivetrain.base.packages import device_mesh, fsdp
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.seed import rng_state, set_rng_state
+from drivetrain.base.tree import gradients_of
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, number_of

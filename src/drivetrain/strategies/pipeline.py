@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
-from drivetrain.base.gradients import parameters_of
 from drivetrain.base.introspect import temporarily
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import check_optimizer_state, load_states
-from drivetrain.base.tree import move_to_host
+from drivetrain.base.tree import move_to_host, parameters_of
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, check_count, described, number_of, unknown_value

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base import torch_private
-from drivetrain.base.gradients import parameters_of
 from drivetrain.base.packages import pipelining
-from drivetrain.base.tree import map_leaves
+from drivetrain.base.tree import map_leaves, parameters_of
 from drivetrain.errors import ConfigurationError, described, number_of
 
 

@@ -38,10 +38,9 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.gradients import parameters_of
 from drivetrain.base.packages import dtensor
 from drivetrain.base.restoring import check_optimizer_state, load_states
-from drivetrain.base.tree import first_dtensor, map_leaves, move_to_host
+from drivetrain.base.tree import first_dtensor, map_leaves, move_to_host, parameters_of
 from drivetrain.base.tree import is_dtensor as is_dtensor
 from drivetrain.checkpoints.sharded import StoredTensor
 from drivetrain.errors import CheckpointError

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.compiled import compiled_method
-from drivetrain.base.gradients import rescale
 from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.restoring import WrongForm
-from drivetrain.base.tree import move
+from drivetrain.base.tree import move, rescale
 from drivetrain.precision.familiar import differentiate, end_step
 from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies.facts import Shared
