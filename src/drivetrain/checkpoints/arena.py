@@ -31,7 +31,7 @@ class NoRoomError(Exception):
 
 
 class Arena:
-    """Memory for the copies of a checkpoint's tensors, which the next checkpoint reuses.
+    """Host memory that holds copies of a checkpoint's tensors. The next checkpoint reuses this memory.
 
     The memory is an unnamed file. Another process can map the file, and needs only one descriptor for all tensors. The
     file grows to the size of the largest checkpoint. The copies stay until :meth:`clear` is called.

@@ -290,7 +290,9 @@ def _behind_background(store: CheckpointIO) -> CheckpointIO:
 
 
 def reads_files(store: CheckpointIO) -> bool:
-    """Return whether ``store`` reads the files and folders of :class:`TorchCheckpointIO`, as :func:`entries` does."""
+    """Return whether ``store`` loads checkpoints in the format of :class:`TorchCheckpointIO`, so that :func:`entries`
+    can read them, too.
+    """
     store = _behind_background(store)
     return isinstance(store, TorchCheckpointIO) and not overrides(store, "load_checkpoint", TorchCheckpointIO)
 

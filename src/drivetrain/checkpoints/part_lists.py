@@ -46,8 +46,9 @@ class Written:
     """The files and the parts of tensors that a rank has written.
 
     Attributes:
-        files, tensors: the size in bytes and the checksum of each file; the parts of each tensor.
-        lists: the file that contains the parts, for each file that lists parts.
+        files: the size in bytes and the checksum of each file, by the file's name.
+        tensors: the parts of each tensor, by the tensor's name.
+        lists: for the name of each file that lists parts, the name of the file that contains the bytes of these parts.
     """
 
     files: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -141,8 +141,8 @@ class _Fetch:
     Attributes:
         dataset: the user's data set.
         pins: whether batches are written into pinned memory.
-        checked: the tensors of a TensorDataset that were all plain when the last batch was fetched. For the next batch,
-            only the properties of these tensors that code can change are checked again.
+        checked: all tensors of a TensorDataset, if the last batch was fetched with one index operation for each tensor;
+            otherwise ``None``. For the next batch, only what code can change about these tensors is checked again.
     """
 
     def __init__(self, dataset: Any, pins: bool) -> None:

@@ -133,7 +133,7 @@ class Verbs:
         handle = OptimizerHandle(optimizer)
         handle.bind(self._known_step(optimizer), self._zero_grad(optimizer))
         if precision.scales_loss:
-            refuse = WeakMethod(self._refuse_direct_step)  # a weak reference, as in the constructor
+            refuse = WeakMethod(self._refuse_direct_step)  # weak, because a reference cycle keeps models in memory
             optimizer.register_step_pre_hook(lambda *given: None if (own := refuse()) is None else own(*given))
         self._handles.add(handle)
         return handle

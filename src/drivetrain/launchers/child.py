@@ -229,9 +229,7 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
 
 
 def own_parameters() -> None:
-    """Copy the parameters and buffers of this process's modules out of the memory that this process shares with other
-    replicas.
-    """
+    """Move the parameters and buffers of this process's modules from shared memory to memory of this process alone."""
     copies: dict[int, torch.UntypedStorage] = {}
     for module in gc.get_objects():
         if not issubclass(type(module), nn.Module) or PARAMETERS not in vars(module):

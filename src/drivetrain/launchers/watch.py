@@ -163,7 +163,7 @@ def now_of(board: Board) -> dict[int, Seen]:
 
 
 def missing(seen: Mapping[int, Seen]) -> dict[int, dict[int, str]]:
-    """For each rank that waits in a collective, return the ranks that are missing there. The values are the reasons."""
+    """For each rank that waits in a collective, return the missing ranks, each with the reason why it is missing."""
     traces = {rank: each.answer.trace for rank, each in seen.items()}
     found: dict[int, dict[int, str]] = {}
     for rank, each in seen.items():

@@ -53,7 +53,7 @@ def check_progress(saved: Any) -> None:
         held, divisor = saved.get("held", 0), saved.get("divisor", 1)
         if held >= divisor and (held or not divisor):
             raise WrongForm("['held']", f"is {held}, of a window of {divisor} batches that is not complete")
-        # an epoch that ended early was counted as an epoch
+        # when an epoch ended early, current_epoch grew by 1 and earlier_batches by cut_batches
         if saved.get("epoch_cut") and not saved.get("epoch_ending"):
             for name, least in (("current_epoch", 1), ("earlier_batches", saved.get("cut_batches", 0))):
                 if saved[name] < least:

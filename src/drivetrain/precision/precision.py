@@ -106,8 +106,8 @@ class Precision(Familiar):
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradients of ``loss``, between the hooks ``on_before_backward`` and ``on_after_backward``.
 
-        ``loss`` is a result of :meth:`scale`, so this method does not scale ``loss`` again. As in Lightning, the method
-        scales ``loss`` if the second argument is a model.
+        ``loss`` is a result of :meth:`scale`, and this method does not scale ``loss`` again. The exception, as in
+        Lightning: if the argument after ``loss`` is a model, this method expects an unscaled loss, and scales it.
 
         An override may have Lightning's signature ``(tensor, model, optimizer, *args, **kwargs)``. If the ``backward``
         of a user's strategy calls this method with these arguments, the call also scales the loss and calls the hooks.

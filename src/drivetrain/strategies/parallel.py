@@ -178,7 +178,7 @@ class ParallelStrategy(Strategy):
         atexit.register(_leave_group)
 
     def leave_process_group(self) -> None:
-        # without groups of this strategy, the user may have created the process group
+        # if this strategy has made no groups, the process group may be the user's, and stays
         joined = self._groups is not None and not self._outlived
         self._groups, self._outlived = None, True
         if joined:
