@@ -204,7 +204,7 @@ def _warn_of_placeholders(source: str, checkpoint: dict[Any, Any]) -> None:
 
 # based on pickle's class in Python, because the class in C has no table of instructions
 class _Unpickler(pickle._Unpickler):
-    """The interpreter of pickles. ``torch.load`` derives a class from it, and sets ``persistent_load`` of the instance."""
+    """The interpreter of pickles, from which ``torch.load`` derives a class that it gives a ``persistent_load``."""
 
     known: ClassVar[dict[str, Any]]
     """The object for each name in the file. All pickles of one file share this dictionary."""
