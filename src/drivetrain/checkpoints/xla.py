@@ -1,4 +1,4 @@
-"""Write tensors on XLA devices to checkpoint files that can be read without torch_xla."""
+"""Write tensors on XLA devices to files that a machine without torch_xla can read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from drivetrain.checkpoints.file import TorchCheckpointIO
 
 
 class XLACheckpointIO(TorchCheckpointIO):
-    """Writes the files of :class:`TorchCheckpointIO`, with tensors in host memory and omegaconf's nodes as plain data.
+    """Writes files as :class:`TorchCheckpointIO` does, with all tensors in host memory and configs as plain data.
 
     A machine without torch_xla can read these files.
     """
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        # other containers are parts, because a config is itself a mapping or a sequence
+        # tree_map() visits no other containers: a config is a mapping or a sequence, too
         plain = tree_map(_for_a_file, dict(checkpoint), is_leaf=lambda part: type(part) not in (dict, list, tuple))
         super().save_checkpoint(plain, path, storage_options)
 
