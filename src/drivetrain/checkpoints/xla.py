@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from drivetrain.base.configs import as_plain, is_config
-from drivetrain.base.torch_private import tree_map
 from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.file import TorchCheckpointIO
 
@@ -21,13 +20,16 @@ class XLACheckpointIO(TorchCheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        # tree_map() visits no other containers: a config is a mapping or a sequence, too
-        plain = tree_map(_for_a_file, dict(checkpoint), is_leaf=lambda part: type(part) not in (dict, list, tuple))
-        super().save_checkpoint(plain, path, storage_options)
+        super().save_checkpoint(_for_a_file(dict(checkpoint)), path, storage_options)
 
 
-def _for_a_file(part: Any) -> Any:
-    return as_plain(part) if is_config(part) else map_leaves(_on_host, part)
+def _for_a_file(tree: Any) -> Any:
+    if is_config(tree):  # a config is a mapping or a sequence, too
+        return as_plain(tree)
+    if type(tree) in (dict, list, tuple):
+        items = ((key, _for_a_file(value)) for key, value in tree.items()) if type(tree) is dict else None
+        return type(tree)(map(_for_a_file, tree) if items is None else items)
+    return map_leaves(_on_host, tree)
 
 
 def _on_host(leaf: Any) -> Any:
