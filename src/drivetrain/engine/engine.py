@@ -83,7 +83,7 @@ class Engine(StateFiles):
     call of :meth:`launch`.
 
     Args:
-        plugins: the Trainer's argument ``plugins``, without LayerSync.
+        plugins: the Trainer's argument ``plugins``, except LayerSync.
         callbacks: objects whose methods :meth:`call` calls.
         loggers: the loggers that :meth:`log` calls. A logger that is given by name writes below the working directory.
         plan: a resolved plan, which replaces the arguments from accelerator to plugins.
