@@ -25,7 +25,7 @@ from drivetrain.loops.progress import TrainerFn, TrainerStatus
 from drivetrain.loops.restart import counted
 from drivetrain.loops.run import KeptStates, Run
 from drivetrain.loops.step import make_step
-from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
+from drivetrain.module.hooks import DataHooks, HookTable
 from drivetrain.module.module import LightningModule
 from drivetrain.strategies import agreement, familiar, rank_files
 from drivetrain.strategies.step import Step
@@ -122,9 +122,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         progress=progress,
         limits=trainer.limits,
         settings=trainer.settings,
-        transfer=bind_transfer(
-            model, datamodule, strategy, trainer.logbook, trainer.engine.input_conversion(), hooks.spans
-        ),
+        transfer=hooks.bind_transfer(datamodule, trainer.engine.input_conversion()),
         loaders=loaders,
         log=trainer._log if trainer.loggers else None,
         validates_last=trainer.validates_last,
