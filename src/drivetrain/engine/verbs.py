@@ -26,7 +26,7 @@ from drivetrain.base.tree import move
 from drivetrain.checkpoints.io import background_of, reading
 from drivetrain.checkpoints.plain import decode, encode
 from drivetrain.engine import snapshots
-from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
+from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, check_closure, follow, unwrapped
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import familiar, rank_files
 from drivetrain.strategies.strategy import Strategy
@@ -120,11 +120,7 @@ class Verbs:
                 step.
         """
         precision = self.strategy.precision_plugin
-        if precision.scales_loss and requires_closure(optimizer):
-            raise ConfigurationError(
-                f"{type(optimizer).__name__} evaluates the loss several times per step, which the scaled loss of "
-                f'precision={precision.name!r} does not allow. Write precision="bf16-mixed" or "32-true".'
-            )
+        check_closure(optimizer, precision)
         handle = OptimizerHandle(optimizer)
         handle.bind(self._known_step(optimizer), self._zero_grad(optimizer))
         if precision.scales_loss:

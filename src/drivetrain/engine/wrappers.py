@@ -29,7 +29,7 @@ from drivetrain.data.batched import log_fetching, start_pass
 from drivetrain.data.combined import without_restart
 from drivetrain.data.feed import set_epoch
 from drivetrain.errors import ConfigurationError, MissingAttributeError, WrongTypeError, described, did_you_mean, shown
-from drivetrain.precision.precision import in_default_dtype
+from drivetrain.precision.precision import Precision, in_default_dtype
 from drivetrain.strategies.redirection import redirected
 
 TakeStep = Callable[[Optimizer, "Callable[[], Any] | None", "dict[str, Any]"], Any]
@@ -131,6 +131,21 @@ def requires_closure(optimizer: Optimizer) -> bool:
     """Return whether the optimizer's ``step`` must be called with a closure, as that of LBFGS."""
     parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
     return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def check_closure(optimizer: Optimizer, precision: Precision, *others: tuple[bool, str]) -> None:
+    """Check that nothing prevents ``optimizer`` from evaluating the loss several times per step, if it does that.
+
+    Raises:
+        ConfigurationError: the precision scales the loss, or one of ``others`` holds, which are conditions, each with
+            the rest of the message.
+    """
+    cure = 'Write precision="bf16-mixed" or "32-true".'
+    scaled = f"the scaled loss of precision={precision.name!r} does not allow. {cure}"
+    for holds, what in (*others, (precision.scales_loss, scaled)):
+        if holds and requires_closure(optimizer):
+            name = type(optimizer).__name__
+            raise ConfigurationError(f"{name} evaluates the loss several times per step, which {what}")
 
 
 class EngineModule(nn.Module):

@@ -217,14 +217,14 @@ class SplitWindow:
 
     # ---- the optimizer -------------------------------------------------------------------------------------------
 
-    def finish_window(self) -> bool:
-        """Step the optimizer, and return whether it was stepped.
+    def finish_window(self) -> None:
+        """Step the optimizer.
 
         If memory runs out before the optimizer has changed anything, free memory and step it once more.
         """
         run = self._run
         if not self._window.batches_with_gradients:
-            return False
+            return
         run.progress.slot[0] = _OPTIMIZER_STEP
         if self._before_step is not None:
             self._before_step()
@@ -244,7 +244,7 @@ class SplitWindow:
                 del self._optimizer.state[parameter]  # the state may be incomplete
             free_memory()
             stepped = self._step_optimizer()
-        return stepped
+        run.progress.count_steps(stepped)
 
     def _step_optimizer(self) -> bool:
         precision = self._run.engine.precision
