@@ -201,11 +201,9 @@ class Verbs:
     @contextmanager
     def no_backward_sync(self, model: nn.Module, enabled: bool) -> Iterator[None]:
         """Context in which backward passes through the prepared ``model`` exchange no gradients."""
-        if not enabled:
+        held_back = familiar.bind_accumulating(self.strategy, model) if enabled else None
+        with (held_back or nullcontext)():
             yield
-        else:
-            with (familiar.bind_accumulating(self.strategy, model) or nullcontext)():
-                yield
 
     # ---- building models -----------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
-from drivetrain.base.introspect import reads
+from drivetrain.base.introspect import calls, reads
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import COUNT, entry
 from drivetrain.base.torch_private import STORES, apply, compiled_call
@@ -307,11 +307,9 @@ class EngineModule(nn.Module):
         self._forward_module.train(mode)
         return self
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self._original.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return self._original.load_state_dict(state_dict, *args, **kwargs)
+    state_dict: Any = calls("_original.state_dict")
+    load_state_dict: Any = calls("_original.load_state_dict")
+    compile: Any = calls("_original.compile")
 
     def apply(self, fn: Callable[[nn.Module], None]) -> EngineModule:
         self._original.apply(fn)
@@ -320,9 +318,6 @@ class EngineModule(nn.Module):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> EngineModule:
         apply(self._original, fn, recurse)
         return self
-
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        self._original.compile(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"EngineModule({self._original!r})"
