@@ -276,11 +276,8 @@ class Verbs:
 
     def _rank_states(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the strategy's state of this rank for each module of ``state`` that was set up."""
-        states = {}
-        for name, module in self._set_up_of(state).items():
-            if kept := self.strategy.rank_state(module):
-                states[name] = encode(kept, f"{type(self.strategy).__name__}.rank_state()")
-        return states
+        kept = {name: self.strategy.rank_state(module) for name, module in self._set_up_of(state).items()}
+        return {name: encode(own, f"{type(self.strategy).__name__}.rank_state()") for name, own in kept.items() if own}
 
     def _own_part(self, held: Mapping[str, Any], path: str, strict: bool, weights_only: bool | None) -> Any:
         """Return the result of :meth:`_rank_states` that was saved for this rank; every rank must call this.

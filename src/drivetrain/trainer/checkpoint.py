@@ -126,12 +126,8 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
 
 def numbered(folder: str | Path, store: CheckpointIO) -> dict[int, str]:
     """Return the checkpoints in ``folder`` that jobs saved when they were requeued, by number."""
-    found = {}
-    for path in store.find(folder, "hpc_ckpt_*.ckpt"):
-        number = PurePath(path).stem.removeprefix("hpc_ckpt_")
-        if number.isdecimal():
-            found[int(number)] = path
-    return found
+    named = {PurePath(path).stem.removeprefix("hpc_ckpt_"): path for path in store.find(folder, "hpc_ckpt_*.ckpt")}
+    return {int(number): path for number, path in named.items() if number.isdecimal()}
 
 
 def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = False) -> dict[str, Any]:
