@@ -16,16 +16,16 @@ ModuleType = TypeVar("ModuleType")
 def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) -> ModuleType:
     """Return an object of ``class_type``, or of the subclass named in ``config``, with the arguments in ``config``.
 
-    This function imports and calls what ``config`` names: use it only for data that you trust. ``load_from_checkpoint``
-    does not call this function.
+    Pass only data that you trust, because this function imports and calls the classes named in ``config``.
+    ``load_from_checkpoint`` does not call this function.
 
     Args:
         class_type: the class.
-        config: arguments as on the command line, with objects as ``class_path`` and ``init_args``; the entry
-            ``_class_path``, if there is one, is the path of a subclass.
+        config: arguments as on the command line; an object is described by ``class_path`` and ``init_args``; the
+            optional entry ``_class_path`` is the path of a subclass.
 
     Raises:
-        ConfigurationError: the class that ``_class_path`` names is not a subclass of ``class_type``.
+        ConfigurationError: ``_class_path`` does not name a subclass of ``class_type``.
     """
     values = {name: value for name, value in config.items() if name != INSTANTIATOR}
     path = values.pop(CLASS_PATH, None)
@@ -38,7 +38,7 @@ def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) 
     parser = LightningArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, "module", instantiate=False, fail_untyped=False)
     options = {action.dest.removeprefix("module.") for action in parser._actions}
-    others = {name: value for name, value in values.items() if name not in options}  # from ``**kwargs``
+    others = {name: value for name, value in values.items() if name not in options}  # arguments for ``**kwargs``
     parsed = parser.parse_object({"module": {name: value for name, value in values.items() if name in options}})
     made = parser.instantiate(parsed).get("module")
     return cls(**{**({} if made is None else vars(made)), **others})
