@@ -144,8 +144,10 @@ def _cure_of_arguments(error: Exception, run: Run) -> str:
     """If the name of a step's second argument is not that of an index, return which arguments a step gets; "" for
     another error.
     """
-    if not isinstance(error, (TypeError, AttributeError)) or (name := _STEPS.get(run.progress.loop_stage)) is None:
+    stage = run.progress.loop_stage
+    if not isinstance(error, (TypeError, AttributeError)) or stage is None:
         return ""
+    name, _ = _STAGES[stage]
     names = list(inspect.signature(getattr(run.module, name)).parameters)[:2]
     if len(names) < 2 or re.search(r"i$|id|nb|batch|step|args|iter|^_", names[1]):
         return ""
@@ -246,7 +248,7 @@ def _place(progress: Progress, fetching: bool) -> str:
             Phase.EPOCH_START: f"at the start of epoch {epoch}",
             Phase.BETWEEN_EPOCHS: f"after epoch {epoch - 1}",
         }.get(phase, f"at the end of epoch {epoch}")
-    name, done = _EVALUATIONS[stage], progress.eval_batch_idx
+    (_, name), done = _STAGES[stage], progress.eval_batch_idx
     within = f" in epoch {epoch}" if progress.fn == "fit" and stage is RunningStage.VALIDATING else ""
     return {
         0: f"at the start of {name}{within}",
@@ -267,18 +269,13 @@ _PARTS = {
     Phase.OPTIMIZER_STEP: "the optimizer step",
     Phase.LOG_FLUSH: "logging",
 }
-_STEPS: dict[RunningStage | None, str] = {
-    RunningStage.TRAINING: "training_step",
-    RunningStage.SANITY_CHECKING: "validation_step",
-    RunningStage.VALIDATING: "validation_step",
-    RunningStage.TESTING: "test_step",
-    RunningStage.PREDICTING: "predict_step",
-}
-_EVALUATIONS = {
-    RunningStage.SANITY_CHECKING: "the sanity check",
-    RunningStage.VALIDATING: "the validation",
-    RunningStage.TESTING: "the test",
-    RunningStage.PREDICTING: "the prediction",
+# the step of each stage, and the stage's name in a sentence
+_STAGES = {
+    RunningStage.TRAINING: ("training_step", "training"),
+    RunningStage.SANITY_CHECKING: ("validation_step", "the sanity check"),
+    RunningStage.VALIDATING: ("validation_step", "the validation"),
+    RunningStage.TESTING: ("test_step", "the test"),
+    RunningStage.PREDICTING: ("predict_step", "the prediction"),
 }
 
 

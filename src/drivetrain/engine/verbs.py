@@ -26,7 +26,7 @@ from drivetrain.base.tree import move
 from drivetrain.checkpoints.io import background_of, reading
 from drivetrain.checkpoints.plain import decode, encode
 from drivetrain.engine import snapshots
-from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
+from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, check_closure, follow, unwrapped
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import familiar, rank_files
 from drivetrain.strategies.strategy import Strategy
@@ -125,11 +125,7 @@ class Verbs:
                 step.
         """
         precision = self.strategy.precision_plugin
-        if precision.scales_loss and requires_closure(optimizer):
-            raise ConfigurationError(
-                f"{type(optimizer).__name__} evaluates the loss several times per step, which the scaled loss of "
-                f'precision={precision.name!r} does not allow. Write precision="bf16-mixed" or "32-true".'
-            )
+        check_closure(optimizer, precision)
         handle = OptimizerHandle(optimizer)
         handle.bind(self._known_step(optimizer), self._zero_grad(optimizer))
         if precision.scales_loss:
@@ -210,11 +206,9 @@ class Verbs:
     @contextmanager
     def no_backward_sync(self, model: nn.Module, enabled: bool) -> Iterator[None]:
         """Context in which backward passes through the prepared ``model`` exchange no gradients."""
-        if not enabled:
+        held_back = familiar.bind_accumulating(self.strategy, model) if enabled else None
+        with (held_back or nullcontext)():
             yield
-        else:
-            with (familiar.bind_accumulating(self.strategy, model) or nullcontext)():
-                yield
 
     # ---- building models -----------------------------------------------------------------------------------------
 
@@ -291,11 +285,8 @@ class Verbs:
 
     def _rank_states(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return this rank's ``rank_state`` of the strategy for each module of ``state`` that was set up."""
-        states = {}
-        for name, module in self._set_up_of(state).items():
-            if kept := self.strategy.rank_state(module):
-                states[name] = encode(kept, f"{type(self.strategy).__name__}.rank_state()")
-        return states
+        kept = {name: self.strategy.rank_state(module) for name, module in self._set_up_of(state).items()}
+        return {name: encode(own, f"{type(self.strategy).__name__}.rank_state()") for name, own in kept.items() if own}
 
     def _own_part(self, held: Mapping[str, Any], path: str, strict: bool, weights_only: bool | None) -> Any:
         """Return the result of :meth:`_rank_states` that was saved for this rank. Every rank must call this method.

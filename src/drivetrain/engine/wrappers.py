@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
-from drivetrain.base.introspect import reads
+from drivetrain.base.introspect import calls, reads
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import COUNT, entry
 from drivetrain.base.torch_private import STORES, apply, compiled_call
@@ -29,7 +29,7 @@ from drivetrain.data.batched import log_fetching, start_pass
 from drivetrain.data.combined import without_restart
 from drivetrain.data.feed import set_epoch
 from drivetrain.errors import ConfigurationError, MissingAttributeError, WrongTypeError, described, did_you_mean, shown
-from drivetrain.precision.precision import in_default_dtype
+from drivetrain.precision.precision import Precision, in_default_dtype
 from drivetrain.strategies.redirection import redirected
 
 TakeStep = Callable[[Optimizer, "Callable[[], Any] | None", "dict[str, Any]"], Any]
@@ -129,6 +129,21 @@ def requires_closure(optimizer: Optimizer) -> bool:
     """Return whether the optimizer's ``step`` must be called with a closure, as that of LBFGS."""
     parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
     return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def check_closure(optimizer: Optimizer, precision: Precision, *others: tuple[bool, str]) -> None:
+    """Check that nothing prevents ``optimizer`` from evaluating the loss several times per step, if it does that.
+
+    Raises:
+        ConfigurationError: the precision scales the loss, or one of ``others`` holds, which are conditions, each with
+            the rest of the message.
+    """
+    cure = 'Write precision="bf16-mixed" or "32-true".'
+    scaled = f"the scaled loss of precision={precision.name!r} does not allow. {cure}"
+    for holds, what in (*others, (precision.scales_loss, scaled)):
+        if holds and requires_closure(optimizer):
+            name = type(optimizer).__name__
+            raise ConfigurationError(f"{name} evaluates the loss several times per step, which {what}")
 
 
 class EngineModule(nn.Module):
@@ -290,11 +305,9 @@ class EngineModule(nn.Module):
         self._forward_module.train(mode)
         return self
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self._original.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return self._original.load_state_dict(state_dict, *args, **kwargs)
+    state_dict: Any = calls("_original.state_dict")
+    load_state_dict: Any = calls("_original.load_state_dict")
+    compile: Any = calls("_original.compile")
 
     def apply(self, fn: Callable[[nn.Module], None]) -> EngineModule:
         self._original.apply(fn)
@@ -303,9 +316,6 @@ class EngineModule(nn.Module):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> EngineModule:
         apply(self._original, fn, recurse)
         return self
-
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        self._original.compile(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"EngineModule({self._original!r})"

@@ -107,7 +107,7 @@ def bind(run: Run, optimizer: Optimizer) -> Calls | None:
         _show(run, Decision("kernels", "torch's choice", why))
     if reason:
         return None
-    return _direct(optimizer, _comm_hooks(run.engine.strategy.model), kernels, run)
+    return _direct(optimizer, _names(), kernels, run)
 
 
 def _show(run: Run, decision: Decision) -> bool:
@@ -241,13 +241,12 @@ def _undecorated_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any] | Non
 # ---- how -------------------------------------------------------------------------------------------------------------
 
 
-def _direct(
-    optimizer: Optimizer, comm_hooks: list[Any], kernels: Sequence[Kernel] = (), run: Run | None = None
-) -> Calls:
+def _direct(optimizer: Optimizer, names: _Names, kernels: Sequence[Kernel] = (), run: Run | None = None) -> Calls:
     """Return the direct calls of a step, which make the public calls if a hook, a profiler or a replaced method
     appears. A direct step sets ``kept.stepping`` itself, and does not call ``kept.step_hooks``, which only set it.
     """
-    names, kept, slot = _names(), KeptStates() if run is None else run.kept, [0] if run is None else run.progress.slot
+    kept, slot = KeptStates() if run is None else run.kept, [0] if run is None else run.progress.slot
+    comm_hooks = [] if run is None else _comm_hooks(run.engine.strategy.model)
     is_watched, before_steps, after_steps, ones = names.is_watched, names.before_steps, names.after_steps, names.ones
     roots, kind, decorated = names.multiplying, type(optimizer), type(optimizer).step
     step_plainly = with_kernels(_undecorated_step(kind) or decorated, [*kernels, *loops(optimizer, kernels)])
@@ -347,15 +346,8 @@ def _train_toy(kind: type[Optimizer], is_direct: bool) -> list[Tensor]:
     make: Any = kind  # called without options
     optimizer = make([first, second])
 
-    def train_publicly(loss: Tensor | None, clears: bool, steps: bool) -> None:
-        if clears:
-            optimizer.zero_grad()
-        if loss is not None:
-            Tensor.backward(loss)  # type: ignore[no-untyped-call]  # torch gives it no types
-        if steps:
-            optimizer.step()
-
-    train = _direct(optimizer, []).train if is_direct else train_publicly
+    names = _names() if is_direct else _names()._replace(is_watched=lambda: True)  # watched: the public calls are made
+    train = _direct(optimizer, names).train
     found: list[Tensor] = []
     for number in range(4):
         losses = first @ second - 1

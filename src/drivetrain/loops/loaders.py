@@ -456,9 +456,12 @@ class Loaders:
             return given
         owner = self._owner(stage)
         if owner is None:
-            raise ConfigurationError(
-                f"There is no loader for {stage}. Pass one, or define {LOADER_HOOKS[stage]} on the module or a "
-                "datamodule. [DT1019]"
-            )
-        hook = LOADER_HOOKS[stage]
-        return self.call(owner, hook)
+            raise self.missing(stage)
+        return self.call(owner, LOADER_HOOKS[stage])
+
+    def missing(self, stage: str) -> ConfigurationError:
+        """Return the error for a stage that has no loader."""
+        return ConfigurationError(
+            f"trainer.{stage} has no loader. Pass one, or define {LOADER_HOOKS[stage]} on "
+            f"{type(self.module).__name__} or a datamodule. [DT1019]"
+        )

@@ -172,11 +172,12 @@ def _window_start(run: Run) -> State | None:
 
 
 def _of_the_loaders(run: Run, data: State | None) -> State:
+    passes = run.loaders.made_passes
     return {
         "loaders": dict(run.loaders.made_in),
         "val_loaders": run.loaders.evaluation_states("validate"),
         "samples": samples_done(run, data),
-        "order": _order(run),
+        "order": None if passes is None else order_of(passes.loader),
         **run.loaders.division(),
     }
 
@@ -226,11 +227,6 @@ def _position(run: Run) -> State | None:
     if (run.progress.epoch_ending or run.progress.between_epochs) and not run.progress.epoch_cut:
         return passes.position()  # the next epoch continues after the batches fetched ahead
     return passes.flight or passes.position()
-
-
-def _order(run: Run) -> State | None:
-    passes = run.loaders.made_passes
-    return None if passes is None else order_of(passes.loader)
 
 
 def samples_done(run: Run, data: State | None) -> int | None:

@@ -221,7 +221,7 @@ class Run:
             each batch.
         splitter: runs batches in parts after an out-of-memory error; ``None`` without ``split_on_oom``.
         graphs: the recorded steps, a :class:`drivetrain.loops.graphs.GraphedSteps`; ``None`` without ``cuda_graphs``.
-        transfer: ``(move, hooks)`` from :func:`drivetrain.module.hooks.bind_transfer`.
+        transfer: ``(move, hooks)`` from :meth:`drivetrain.module.hooks.HookTable.bind_transfer`.
         loaders: creates the loaders on first use.
     """
 
@@ -340,24 +340,21 @@ class Run:
         A hook's loaders are created when a validation is due. Until then, this method assumes that the loaders have
         batches.
         """
-        if self.limits.val_batches == 0 or not self.loaders.defined("validate"):
-            return False
-        if not self.loaders.is_known("validate"):
-            return True
-        return any(source.num_batches for source in self.loaders.evaluation("validate"))
+        return not self.why_not_validated()
 
     def why_not_validated(self) -> str:
         """Return a sentence that explains why the fit does not validate, and a space; "" if the fit validates."""
-        if self.validates():
-            return ""
+        loaders = self.loaders
         if self.limits.val_batches == 0:
             why = "limit_val_batches is 0"
         elif not overrides(self.module, "validation_step", TrainableModule):
             why = f"{type(self.module).__name__} has no validation_step"
-        elif not self.loaders.available("validate"):
+        elif not loaders.available("validate"):
             why = "there is no validation loader"
-        else:
+        elif loaders.is_known("validate") and not any(each.num_batches for each in loaders.evaluation("validate")):
             why = "the validation loaders have no batch"
+        else:
+            return ""
         return f"This fit does not validate: {why}. "
 
     def agree_to_stop(self) -> None:

@@ -219,14 +219,14 @@ class SplitWindow:
 
     # ---- the optimizer -------------------------------------------------------------------------------------------
 
-    def finish_window(self) -> bool:
-        """Step the optimizer, and return whether parameters were updated.
+    def finish_window(self) -> None:
+        """Step the optimizer.
 
         If memory runs out before the optimizer has changed a tensor, free memory and step the optimizer again.
         """
         run = self._run
         if not self._window.batches_with_gradients:
-            return False
+            return
         run.progress.slot[0] = _OPTIMIZER_STEP
         if self._before_step is not None:
             self._before_step()
@@ -246,7 +246,7 @@ class SplitWindow:
                 del self._optimizer.state[parameter]  # the state may be incomplete
             free_memory()
             stepped = self._step_optimizer()
-        return stepped
+        run.progress.count_steps(stepped)
 
     def _step_optimizer(self) -> bool:
         precision = self._run.engine.precision

@@ -127,7 +127,6 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             )
         super().compile(**kwargs)
 
-    _trainer: Any
     _book: Logbook | None
     _toggles: list[_Toggle]
 

@@ -24,6 +24,9 @@ from drivetrain.strategies.ranks import Ranks
 from drivetrain.strategies.step import Step
 from drivetrain.strategies.step_parts import Driver
 
+Plugin = Precision | CheckpointIO | ClusterEnvironment | LayerSync | str
+"""An object in ``Trainer(plugins=...)``, or its name."""
+
 
 @dataclass
 class OwnParts:

@@ -25,7 +25,7 @@ from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.metrics import copied_states, set_states
 from drivetrain.loops.progress import Progress
 from drivetrain.loops.run import KeptStates, Run, RunOptimizers, Stopping, ValidationClock
-from drivetrain.module.hooks import HookTable, bind_transfer
+from drivetrain.module.hooks import HookTable
 from drivetrain.module.module import LightningModule
 from drivetrain.strategies.sharded_state import local_shard
 from drivetrain.trainer.life import join_book
@@ -82,7 +82,7 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
     own["_hooks"] = hooks
     second = own["_run_parts"] = dataclasses.replace(
         run, hooks=hooks, book=book, progress=progress, limits=trainer.limits, log=None, batches=None,
-        transfer=bind_transfer(module, trainer.datamodule, strategy, book, trainer.engine.input_conversion()),
+        transfer=hooks.bind_transfer(trainer.datamodule, trainer.engine.input_conversion()),
         loaders=run.loaders.again(trainer.limits.batches, hooks.call_on, lambda: progress.current_epoch),
         window=type(run.window)(run.window.keeps_divisor), restart=None, restored=False,
         optimizers=RunOptimizers(), kept=KeptStates(), clock=ValidationClock(), stopping=Stopping(), stop=None,
