@@ -93,7 +93,7 @@ class Machine:
 
     @classmethod
     def detect(cls, environ: MutableMapping[str, str] = os.environ, given: ClusterEnvironment | None = None) -> Machine:
-        """Return the facts about this machine and process; if ``given`` is an environment, detect no environment."""
+        """Return the facts about this machine and process. If ``given`` is an environment, do not look for another."""
         return cls(
             environment=detect(environ, given),
             has_tensorboard=find_spec("tensorboard") is not None,

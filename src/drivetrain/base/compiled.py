@@ -33,7 +33,7 @@ def original(module: Any) -> Any:
 
 def compiled_in_place(module: Any) -> Any:
     """If ``module`` is a result of ``torch.compile``, compile the original module in place with equal arguments, and
-    return it. Return any other object unchanged. The result of ``torch.compile`` stays usable.
+    return the original module. Return any other object unchanged. The result of ``torch.compile`` stays usable.
     """
     inner = original(module)
     if inner is not module:

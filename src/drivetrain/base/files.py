@@ -191,7 +191,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
             raise
         raise OSError(failure.errno, reason(failure, target), os.fspath(target)) from error
     finally:
-        # after success, this file does not exist; after a failure, the first error counts
+        # the temporary file exists only after a failure, and an error here must not hide the first error
         with contextlib.suppress(OSError):
             temporary.unlink()
     if durable:
@@ -264,7 +264,7 @@ def move(source: Path, target: Path, new: bool = False) -> None:
     Args:
         source: a complete file on the file system of ``target``, or a folder. A folder never replaces another folder.
         target: the new name. If it is a symbolic link, the link is replaced.
-        new: whether to raise an error instead of replacing a file. If True, the file may also keep its old name.
+        new: whether to raise an error instead of replacing a file. If True, the file may keep the old name, too.
 
     Raises:
         FileExistsError: ``new`` is true, and the file exists.

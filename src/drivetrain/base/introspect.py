@@ -27,7 +27,7 @@ def is_own_class(cls: type) -> bool:
 
 
 def check_part(cls: type) -> None:
-    """Call :func:`check_overrides` for ``cls``, unless drivetrain defines it."""
+    """Call :func:`check_overrides` for a class that drivetrain does not define."""
     if not is_own_class(cls):
         check_overrides(cls)
 

@@ -371,7 +371,7 @@ def scheduler_state(scheduler: Any) -> Any:
 
 
 def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
-    """Load each scheduler's state. Log the arguments of the scheduler's constructor that the state replaces.
+    """Load each scheduler's state. If a state changes a number that the scheduler's constructor got, log the change.
 
     Raises:
         CheckpointError: a state is missing or does not fit.

@@ -117,7 +117,7 @@ class EarlyStopping(Callback):
         self.monitor = monitor
         self.min_delta = abs(min_delta)
         if mode == "min" and overrides(self, "_evaluate_stopping_criteria", EarlyStopping):
-            self.min_delta = -self.min_delta  # in both modes, an override subtracts min_delta from the value
+            self.min_delta = -self.min_delta  # an override subtracts min_delta even if lower values are better
         self.patience = patience
         self.verbose = verbose
         self.mode = mode
@@ -166,8 +166,7 @@ class EarlyStopping(Callback):
             self.stopped_epoch, self._resumed, self._told_step = 0, {}, False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """If this callback had stopped the resumed run, stop the run again. If an argument has changed, let the run
-        continue.
+        """If this callback had stopped the resumed run, stop the run again, unless an argument has changed.
         """
         state, self._resumed = self._resumed, {}
         if not state:
@@ -229,7 +228,7 @@ class EarlyStopping(Callback):
                 raise NotLoggedError(message)
             rank_zero_warn(message)
             return
-        if trainer.fast_dev_run:  # a sanity check or fast_dev_run
+        if trainer.fast_dev_run:
             return
         if not self._told_step and trainer.logbook.is_of_one_step(self.monitor):
             self._told_step = True

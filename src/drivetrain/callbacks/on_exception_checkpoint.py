@@ -29,7 +29,7 @@ class OnExceptionCheckpoint(Checkpoint):
         filename: the file's name without extension.
 
     Raises:
-        ConfigurationError: the name is empty, or no file can have this folder or name.
+        ConfigurationError: the name is empty, or the folder or the name is impossible.
     """
 
     FILE_EXTENSION = ".ckpt"

@@ -32,7 +32,7 @@ class TrainingSpikeException(DrivetrainError, RuntimeError):
 
 
 class LossWatch:
-    """Compares each loss with the previous losses, and records the batches to leave out after a spike.
+    """Compares each loss with the previous losses, and after a spike records the batches that later runs leave out.
 
     Args:
         arguments: the arguments of :class:`SpikeDetection`.

@@ -35,7 +35,7 @@ class StochasticWeightAveraging(WeightAveraging):
     weights. In this pass, the callback calls ``training_step`` without gradients and discards the logged values.
 
     Validation runs with the trained weights, not with the average. Checkpoints have the same entries as with
-    :class:`WeightAveraging`. A resumed run computes the statistics of batch norm at its end, too.
+    :class:`WeightAveraging`. A resumed run also computes the statistics of batch norm at the end.
 
     Args:
         swa_lrs: the constant learning rate, or a list with a rate for each parameter group.

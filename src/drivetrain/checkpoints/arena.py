@@ -181,7 +181,7 @@ def _pin(device: torch.device, address: int, size: int) -> Callable[[], object] 
         return None
     if (calls := runtime()).cudaHostRegister(address, size, 0) != calls.cudaError.success:
         with contextlib.suppress(RuntimeError):
-            torch.ones((), device=device)  # torch raises the error at this kernel, and not in training
+            torch.ones((), device=device)  # torch raises the pending error here, and not in training
         return None
     return lambda: calls.cudaHostUnregister(address)
 
@@ -254,7 +254,7 @@ def _is_dense(value: Any) -> bool:
 def _map_tensors(
     function: Callable[[Tensor], Any], value: Any, other: Callable[[Any], Any], is_tensor: Callable[[Any], bool]
 ) -> Any:
-    """Apply ``function`` to the leaves of ``value`` that ``is_tensor`` accepts, and ``other`` to all other leaves."""
+    """Apply ``function`` to each leaf of ``value`` that ``is_tensor`` accepts, and ``other`` to each remaining leaf."""
     kind = type(value)
     if kind is dict or kind is OrderedDict:
         rebuilt = kind(

@@ -365,7 +365,7 @@ def _finish(writes: Iterable[Future[Any]]) -> None:
 
 
 def _has_written(path: Path, records: Iterable[tuple[str, Any]]) -> bool:
-    """Return whether the writing process has completed the file before it failed. Random states make the pickled
+    """Return whether the file is complete, although the writing process has failed. Random states make the pickled
     structure unique, so a file with the structure in ``records`` is not another run's file.
     """
     with contextlib.suppress(OSError, KeyError, zipfile.BadZipFile), zipfile.ZipFile(path) as found:

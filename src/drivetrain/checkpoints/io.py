@@ -26,7 +26,7 @@ with on_first_use:
 
 
 class FileAnswers:
-    """Methods of a store that find, copy and wait for checkpoints, for local files and addresses of fsspec.
+    """The methods with which a store finds, copies and awaits checkpoints in local files or at addresses of fsspec.
 
     A store that keeps checkpoints elsewhere overrides some of these methods.
     """

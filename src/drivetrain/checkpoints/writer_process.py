@@ -45,7 +45,7 @@ def main(memory: int, orders: int = 0) -> None:
         orders: the descriptor of the connection.
     """
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(each, signal.SIG_IGN)  # only the training must handle the signal, and may still save
+        signal.signal(each, signal.SIG_IGN)  # only the parent process handles the signal, and may still save
     os.nice(_LOWEST_PRIORITY)  # training has precedence
     parent = Connection(orders)
     served = _Served(memory, parent)
@@ -118,7 +118,7 @@ class _Served:
 
     def answer(self, order: Mapping[str, Any], content: bytes) -> dict[str, Any]:
         """Write the file of ``order``. Return the size and the checksum of the file, and the offsets and checksums of
-        its records. After a failure, return the reason.
+        the file's records. After a failure, return the reason.
         """
         if order["memory"] != len(self._map):
             self._map = mmap.mmap(self._memory, order["memory"], prot=mmap.PROT_READ)
