@@ -413,8 +413,8 @@ def impossible_folder(path: str) -> str | None:
 class _Stream(io.RawIOBase):
     """A file that keeps the error of the first failed write, because torch's writer raises another exception.
 
-    With ``durable``, the system writes each piece to the disk early and frees the memory of the piece. Otherwise the
-    new file and the old file would both stay in the system's cache until the end.
+    With ``durable``, the system writes each piece to the disk early and frees the memory of the piece. Without the
+    early writing, the new file and the old file would both stay in the system's cache until the end.
     """
 
     failure: OSError | None = None

@@ -89,9 +89,8 @@ def __getattr__(name: str) -> Any:
 
 
 def where(name: str) -> tuple[Any, str]:
-    """Return the object in torch that contains ``name``, and the attribute's name, so that the caller can replace the
-    attribute.
-    """
+    """Return the object of torch that has ``name``, and the attribute's name, for a caller that replaces the
+    attribute."""
     module, _, path = _PATHS[name][0].partition(":")
     *owners, attribute = path.split(".")
     try:
@@ -375,7 +374,7 @@ def flight_records() -> list[bytes]:
 
 
 def rebuild_buckets(model: nn.parallel.DistributedDataParallel) -> None:
-    """Let DDP check the last backward pass and order the buckets of gradients, as before a forward pass."""
+    """Let DDP check the last backward pass and order the buckets of gradients, as DDP does before a forward pass."""
     model.reducer._rebuild_buckets()
 
 
@@ -444,7 +443,7 @@ def reset_passes(root: Any, gathered: Iterable[Any]) -> None:
 
 
 def end_backward(root: Any) -> None:
-    """Let FSDP reduce the gradients and shard the parameters of each group, as after a backward pass."""
+    """Let FSDP reduce the gradients and shard the parameters of each group, as FSDP does after a backward pass."""
     root._get_fsdp_state()._root_post_backward_final_callback()
 
 

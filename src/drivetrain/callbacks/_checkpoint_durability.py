@@ -205,8 +205,8 @@ class StoredCheckpoint(NamedCheckpoint):
     def _settle(self, trainer: Trainer) -> None:
         """Wait until the files of the last save are durable. Then set the attributes, and remove the replaced files.
 
-        All ranks call this method after the same steps. The ranks do not communicate: if rank 0 could not write, its
-        error ends the whole job.
+        All ranks call this method after the same steps. The ranks do not communicate. If rank 0 could not write, the
+        error on rank 0 ends the whole job.
 
         Raises:
             CheckpointError: a file could not be written. The attributes keep their values, and no file is removed.

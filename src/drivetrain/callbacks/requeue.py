@@ -35,7 +35,7 @@ class Requeue(Callback):
 
     position = "last"  # run after the other callbacks, so that the checkpoint is complete
 
-    _fits = 0  # the number of fits that this process has begun; a file contains the number of its fit
+    _fits = 0  # the number of fits that this process has begun; each checkpoint contains the number of its fit
 
     def __init__(self, environment: ClusterEnvironment) -> None:
         super().__init__()

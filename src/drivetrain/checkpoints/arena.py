@@ -22,7 +22,7 @@ from drivetrain.checkpoints.writer_process import ALIGNMENT, CONTROL
 
 # values of these types need no function call: random states have thousands of numbers
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
-# a factor for the memory that a copy needs beside the tensors, for the pickled structure and the allocator
+# a copy needs this many times the memory of the tensors, because of the pickled structure and the allocator
 _MARGIN = 1.05
 
 

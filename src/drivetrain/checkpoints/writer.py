@@ -29,7 +29,7 @@ class WriterEndedError(Exception):
 
 
 class Writer:
-    """The process that writes checkpoints from memory that it shares with this process.
+    """The process that writes checkpoints from memory that the two processes share.
 
     Args:
         arena: the memory.
