@@ -89,8 +89,7 @@ def __getattr__(name: str) -> Any:
 
 
 def where(name: str) -> tuple[Any, str]:
-    """Return the object of torch that has ``name``, and the attribute's name, for a caller that replaces the
-    attribute."""
+    """Return the object of torch that has ``name``, and the attribute's name. A caller can replace the attribute."""
     module, _, path = _PATHS[name][0].partition(":")
     *owners, attribute = path.split(".")
     try:

@@ -166,8 +166,7 @@ class EarlyStopping(Callback):
             self.stopped_epoch, self._resumed, self._told_step = 0, {}, False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """If this callback had stopped the resumed run, stop the run again, unless an argument has changed.
-        """
+        """If this callback had stopped the resumed run, stop the run again, unless an argument has changed."""
         state, self._resumed = self._resumed, {}
         if not state:
             return

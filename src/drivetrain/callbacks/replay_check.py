@@ -49,8 +49,7 @@ class ReplayCheck(Callback):
 
     @property
     def state_key(self) -> str:
-        """The key of the callback's state. The key contains the options, so ranks with other options have other keys.
-        """
+        """The key of the callback's state. Ranks with different options have different keys."""
         return self._generate_state_key(every_n_steps=self.every_n_steps, on_mismatch=self.on_mismatch)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

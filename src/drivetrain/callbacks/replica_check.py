@@ -82,8 +82,7 @@ class ReplicaCheck(Callback):
 
     @property
     def state_key(self) -> str:
-        """The key of the callback's state. The key contains the options, so ranks with other options have other keys.
-        """
+        """The key of the callback's state. Ranks with different options have different keys."""
         options = {"every_n_steps": self.every_n_steps, "on_mismatch": self.on_mismatch, "ignore": self.ignore}
         return self._generate_state_key(**options)
 
