@@ -175,7 +175,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
     stream: _Stream | None = None
     try:
         check_replaceable(target)
-        # mode "x" fails if another process has used this name, even for a link
+        # mode "x" fails if another process has created a file or a link with this name
         with open(temporary, "xb", buffering=0) as raw:
             stream = _Stream(raw, durable)
             with io.BufferedWriter(stream, _BUFFER) as file:

@@ -136,7 +136,7 @@ class FileAnswers:
     # ---- durability ----------------------------------------------------------------------------------------------
 
     def is_durable(self, path: str | Path) -> bool:
-        """Return False while ``path`` is being written, and after a failure until the error is raised."""
+        """Return False while ``path`` is being written. After a failure, return False until the error is raised."""
         return True
 
     def wait(self, path: str | Path | None = None) -> None:

@@ -52,7 +52,7 @@ def encode(
     Args:
         value: any value.
         where: the path of ``value`` in the checkpoint, for messages; "" if paths begin with the keys of ``value``.
-        describe: replace each value that cannot be stored by a description instead of raising an error. One warning
+        describe: if a value cannot be stored, store a description of the value instead of raising an error. One warning
             names these values.
         noted: a list to which the paths of the described values are added, instead of the warning.
         references: whether classes and functions may be stored by name.

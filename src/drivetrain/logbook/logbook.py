@@ -5,8 +5,8 @@ device at once, every ``log_every_n_steps`` steps and at the end of an epoch.
 
 [Note: when a value is copied]
 ``self.log`` copies a tensor that later code may write into: a parameter, a buffer, or a view of a parameter or buffer.
-``self.log`` also copies every value of an epoch mean, and every value of a step before a flush (a flush is known before
-the step). All other values are new results of operations, such as a loss. These values are not copied, because only
+``self.log`` also copies every value of an epoch mean. If a flush will follow the step, ``self.log`` copies every value
+of the step. All other values are new results of operations, such as a loss. These values are not copied, because only
 ``callback_metrics`` shows them and only the step itself could change them. The check whether a value is a new result
 takes as long as a copy, so the logbook checks only the first value of each name in an epoch.
 
