@@ -117,7 +117,7 @@ def function_of_device(kind: str, name: str) -> Any:
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
-version_of = attrgetter("_version")  # a tensor's counter of changes in place
+version_of = attrgetter("_version")  # the counter of a tensor's in-place changes
 hooks_of = attrgetter("_backward_hooks")  # the hooks on a tensor's gradient, or None
 storage_key = attrgetter("_cdata")  # equal for all Python objects of one storage
 storage_inside = attrgetter("_untyped_storage")  # the untyped storage of a TypedStorage

@@ -66,7 +66,7 @@ class EarlyStopping(Callback):
         stopping_reason, stopping_reason_message: why the callback stopped the last fit.
 
     If the callback has stopped a run, and the run is resumed, the callback stops the run again and logs the reason. But
-    if ``patience``, ``min_delta`` or a threshold has changed, or if ``max_epochs`` was raised, the run trains further.
+    if ``patience``, ``min_delta`` or a threshold has changed, or if ``max_epochs`` was raised, the run continues.
 
     If the callback requests a stop before ``min_epochs`` or ``min_steps`` is reached, the fit continues until both are
     reached. The sanity check and ``fast_dev_run`` are never stopped.

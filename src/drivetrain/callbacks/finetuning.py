@@ -40,7 +40,7 @@ class BaseFinetuning(Callback):
                     self.unfreeze_and_add_param_group(pl_module.backbone, optimizer)
 
     A checkpoint contains the names of the frozen parameters, and the names of the parameters in each group of an
-    optimizer. A resumed run restores the frozen parameters and the groups, also in the middle of an epoch. Schedulers
+    optimizer. A resumed run restores the frozen parameters and the groups, even in the middle of an epoch. Schedulers
     also change the learning rate of an added group. The added group's learning rate keeps a constant ratio to the
     learning rate of the optimizer's first group.
     """

@@ -99,7 +99,7 @@ class Arena:
 
     def fill(self) -> None:
         """Copy the values of the tensors that were passed to :meth:`hold`. Meanwhile, other threads can run Python.
-        When this call returns, devices may still be copying, but each device copies before later operations.
+        When this call returns, devices may still be copying. Each device finishes the copies before later operations.
         :meth:`wait` waits for the devices.
         """
         unfilled, self._unfilled = self._unfilled, []

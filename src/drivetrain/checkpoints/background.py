@@ -46,9 +46,10 @@ class AsyncCheckpointIO(CheckpointIO):
     :meth:`save_checkpoint` copies the checkpoint's tensors to host memory, or queues the copies on a GPU, and returns.
     If the host has too little memory, the method waits until the checkpoint is written, and logs a line. A separate
     process writes local files. The process starts when a fit starts or an Engine sets up a model, and uses only the
-    processor time that training leaves. A thread writes files at addresses, and all files of a store of another class.
-    A ModelCheckpoint compares and removes files after the files are written. The end of a run waits for all writes. If
-    a write fails, the next save or the end of the run raises the error.
+    processor time that training leaves. A thread writes files at addresses, and all files if ``checkpoint_io`` is of
+    another class than :class:`TorchCheckpointIO`. A ModelCheckpoint compares and removes files after the files are
+    written. The end of a run waits for all writes. If a write fails, the next save or the end of the run raises the
+    error.
 
     Args:
         checkpoint_io: the store that reads and writes; ``None``: :class:`TorchCheckpointIO`.
@@ -222,8 +223,8 @@ class AsyncCheckpointIO(CheckpointIO):
         return future
 
     def written(self, path: str | Path) -> Future[Any]:
-        """Return the write of ``path`` as a future, and forget the write. If the write fails, the caller must raise the
-        error.
+        """Return the future of the write of ``path``, and stop tracking the write. If the write fails, the caller must
+        raise the error.
         """
         if (write := self._writes.pop(str(path), None)) is None:  # a strategy wrote the file without this store
             write = Future()

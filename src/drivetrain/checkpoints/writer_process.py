@@ -2,8 +2,8 @@
 
 The program does not import torch, so it starts fast. The standard input is a connection to the parent process. The
 parent process sends orders, each for one file, and the process answers each order. The file's bytes are in memory that
-the parent process shares, or follow the order. When the parent process ends, the process removes an incomplete file and
-ends.
+the parent process shares, or arrive after the order. When the parent process ends, the process removes an incomplete
+file and ends.
 """
 
 from __future__ import annotations
