@@ -35,7 +35,7 @@ class Ended:
 
         Args:
             rank: the global rank of the process.
-            name: its name in the message.
+            name: the name of the process in the message.
             places: lines about each rank's phase and step. The message begins with these lines.
         """
         if self.asked:
@@ -54,7 +54,7 @@ class Ending:
 
     Args:
         board: shows the progress of this machine's ranks. ``None`` if their progress is unknown.
-        stop_timeout_s: the seconds that the ranks have to save.
+        stop_timeout_s: the seconds in which the ranks must save.
         echo_s: seconds to wait after the first reported failure. This failure may be a lost connection to a rank that
             failed earlier, but has not reported yet.
         clock: a monotonic clock, in seconds.

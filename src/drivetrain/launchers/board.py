@@ -39,7 +39,7 @@ FOLDER = "drivetrain-"
 """The first characters of the name of a board's folder."""
 
 SAVE_BEGINS_S = 5.0
-"""The seconds that a rank has to begin a save after another rank has failed."""
+"""The seconds in which a rank must begin a save after another rank has failed."""
 
 _RUN = "run"
 _WORDS = 16

@@ -45,7 +45,7 @@ _PLAIN_DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
 class Sealed(Generic[T]):
-    """A value for another process. The value is unpickled when this process calls :meth:`open`.
+    """A value for another process. The value is unpickled when the other process calls :meth:`open`.
 
     Tensors are pickled with their data. torch would instead move the tensors into shared memory. All replicas would
     then train the same weights, and shared memory is often small. Tensors that are already in shared memory stay
@@ -94,8 +94,8 @@ class _ByValue(ForkingPickler):
 
 
 class _Trail(pickle._Pickler):
-    """A pickler that writes nothing. After an exception, ``held`` lists the object that cannot be pickled, and before
-    it the objects that contain it, the outermost first.
+    """A pickler that writes nothing. After an exception, the last entry of ``held`` is the object that cannot be
+    pickled. Each earlier entry contains the next entry.
     """
 
     def __init__(self) -> None:

@@ -65,7 +65,8 @@ class Collective:
 
 
 def record_collectives() -> None:
-    """Let torch 2.9 record collectives as later versions do. If the user has set one of the variables, change nothing.
+    """Let torch 2.9 record collectives as later versions of torch do. If the user has set one of the variables, change
+    nothing.
 
     Call this function before the first process group is created, because torch then reads the variable.
     """
@@ -101,7 +102,7 @@ def last(trace: Trace | None, group: str | None = None) -> Collective | None:
 
 
 def missing(collective: Collective, trace: Trace, traces: Mapping[int, Trace | None]) -> dict[int, str]:
-    """Return the ranks that are missing in a collective. The values are the reasons, according to the ranks' traces.
+    """Return the ranks that are missing in a collective, each with the reason why the rank is missing.
 
     Args:
         collective: a collective in which a rank waits.

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_ENDS_S = 10.0  # the seconds that a rank with nothing to save has to end
+_ENDS_S = 10.0  # the seconds in which a rank with nothing to save must end
 _POLL_S = 0.1
 _WORKER = "pt_data_worker"  # torch's name for the workers of a DataLoader
 

@@ -46,12 +46,13 @@ _ECHO_S = 10.0  # Ray detects a rank's death after seconds, and ranks that lose 
 _CURE = "Create it where it is used: in setup, in configure_model, or in another hook, which run in each process."
 _DIED = "If you did not kill it, its machine is gone or ran out of memory: use smaller batches or fewer loader workers."
 _OF_RAY = re.compile("_group_|node:|memory")  # resources that no job requests
-# Ray's resource for a device is torch's name for it in capitals if the name is listed here, otherwise "GPU"
+# For these devices, the name of Ray's resource is torch's device type in capitals. For any other device, the name is
+# "GPU".
 _NOT_CALLED_GPU = ("HPU", "NPU", "TPU")
 
 
 class RayLauncher(Launcher):
-    """Starts Ray actors, each of which becomes a rank. This process only waits for them, and is not a rank.
+    """Starts Ray actors, each of which becomes a rank. This process only waits for the actors, and is not a rank.
 
     If the program is not connected to Ray, the launcher connects to the cluster at ``address`` for the duration of the
     call. By default, the launcher starts a cluster of only this machine, which takes seconds. To keep a connection
@@ -84,7 +85,7 @@ class RayLauncher(Launcher):
         resources: the resources that Ray reserves for each process, by Ray's names, with at most one device: ``{"CPU":
             4, "GPU": 1}``. The default is ``{"CPU": 1}``.
         address: the cluster's address, as for ``ray.init``. The default is the environment variable ``RAY_ADDRESS``. If
-            it is not set, the default is "local", a cluster of only this machine.
+            ``RAY_ADDRESS`` is not set, the default is "local", a cluster of only this machine.
         start_timeout_s: seconds to wait until the cluster has free resources.
     """
 

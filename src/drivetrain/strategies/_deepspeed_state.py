@@ -2,8 +2,8 @@
 checkpoint again.
 
 ZeRO keeps float32 master weights and optimizer states as flat shards, one per rank and parameter group. A checkpoint
-instead contains complete tensors under their names without DeepSpeed. Any strategy can therefore load the checkpoint on
-any number of processes.
+instead contains complete tensors with the names from the user's module. Any strategy can therefore load the checkpoint
+on any number of processes.
 """
 
 from __future__ import annotations
@@ -94,8 +94,7 @@ def load_partitioned_weights(module: nn.Module, state_dict: Mapping[str, Any], s
 
 
 def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict[str, Any]:
-    """Return the result that ``optimizer.state_dict()`` would have with one process. Every rank must call this
-    function.
+    """Return the state dict that ``optimizer`` would have in a job of one process. Every rank must call this function.
 
     Args:
         engine: the engine that trains.
@@ -181,8 +180,8 @@ def load_master_weights(module: nn.Module, state_dict: Mapping[str, Any]) -> Non
 
 
 def _set_whole(parameter: Any, value: Tensor, key: str | None = None) -> None:
-    """Set the float32 master weights of ``parameter`` to the complete tensor ``value``. With ``key``, set instead the
-    optimizer state of this name. The ranks do not communicate.
+    """Set the float32 master weights of ``parameter`` to the complete tensor ``value``. If ``key`` is given, set the
+    optimizer state with the name ``key`` instead. The ranks do not communicate.
     """
     value = value.to(device=parameter.device, dtype=torch.float32)
     set_weights, set_state = ds_utils.safe_set_full_fp32_param, ds_utils.safe_set_full_optimizer_state

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
 _BATCHED = "batched_grad_copy"
-_MANY, _SMALL = 12, 300_000  # batched copies are faster with at least _MANY parameters and at most _SMALL elements
+_MANY, _SMALL = 12, 300_000  # batched copies are faster if a model has >= _MANY parameters and <= _SMALL elements
 
 
 class DDPArguments(TypedDict, total=False):
@@ -79,7 +79,7 @@ class DDPStrategy(ParallelStrategy):
             steps, gradients are averaged over all ranks. In later steps, gradients are averaged only over the
             ``subgroup`` of the state (``None``: the ranks of each machine). Between two averages, the ranks' parameters
             differ. Each rank evaluates with its own parameters. A checkpoint contains only rank 0's parameters and
-            optimizer state, and all ranks resume from these.
+            optimizer state, and all ranks resume from rank 0's state.
         start_method: the launcher that starts the processes if no cluster has started them: "popen" runs the program
             again; "spawn", "fork" and "forkserver" pass this process's objects to new processes; "ray" passes these
             objects to actors of a Ray cluster.
@@ -249,8 +249,8 @@ class DDPStrategy(ParallelStrategy):
             self.driver.rebind()  # until this call, the loop uses the earlier wrapper
 
     def _continue_window(self) -> None:
-        """Let a new wrapper average all gradients of the current optimizer step. This includes the gradients of
-        parameters that the later batches of the step do not use.
+        """Let a new wrapper average all gradients of the current optimizer step. The wrapper must also average the
+        gradients of parameters that the later batches of the step do not use.
         """
         model = self.model
         if not isinstance(model, DistributedDataParallel):

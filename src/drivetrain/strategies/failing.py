@@ -22,7 +22,8 @@ _STORE_S = 2.0  # seconds that a failing rank waits for the store; the process o
 
 
 def report(error: BaseException, sheet: Sheet | None, summary: Callable[[Exception], str]) -> None:
-    """Report why this rank fails: to the other ranks in the job's store, and to the watching process in shared memory.
+    """Tell the other ranks, through the job's store, and the watching process, through shared memory, why this rank
+    fails.
 
     Args:
         error: the exception that ends this rank.

@@ -293,7 +293,7 @@ class TorchGroup(Group):
             return alone
         try:
             return function(peers, *args)
-        except ConfigurationError:  # after different calls, the members may have counted differently
+        except ConfigurationError:  # if the members have made different calls, their counts of calls may differ
             if self.checks is not None:
                 self.checks.restart(self.handle)
             raise
@@ -321,8 +321,8 @@ class WaitingGroup(Group):
 
 
 def all_or_alone(group: Group, ranks: Sequence[int], why: str) -> Group:
-    """Return ``group`` or a group of this rank alone. For a communication library that has no groups of some ranks of a
-    job.
+    """Return ``group`` or a group of this rank alone. Used if the communication library cannot create a group of only
+    some ranks of a job.
 
     Raises:
         NotSupportedError: ``ranks`` are neither all ranks of ``group`` nor this rank alone. The message ends with

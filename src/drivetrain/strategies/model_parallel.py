@@ -64,8 +64,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
 
     Args:
         data_parallel_size: the number of ranks that see different samples; with context parallelism, the number of
-            groups. "auto": the number of processes divided by the other sizes. Parameters are sharded over these ranks,
-            or over all ranks of these groups.
+            context-parallel groups. "auto": the number of processes divided by the other sizes. Parameters are sharded
+            over these ranks, or over all ranks of these groups.
         tensor_parallel_size: the number of neighbouring ranks over which each layer is split; "auto": the number of
             processes divided by the other sizes. If ``data_parallel_size`` is also "auto", the number of processes on
             one machine.
@@ -78,7 +78,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             this dimension; a mapping from fields to dimensions; or a function ``(batch, part)`` that returns the batch
             with ``part(tensor, dim)`` in place of each sequence. ``None``: the module's attribute ``sequence_dims``.
         context_parallel_attention: the exchange of parts in :func:`drivetrain.strategies.context_parallel.attention`:
-            "ulysses" exchanges heads for positions; "ring" is torch's ring attention, on devices that support it.
+            "ulysses" gives each rank complete sequences for some of the heads; "ring" is torch's ring attention, which
+            some devices do not support.
         tp_plan: how layers are split. The keys are layer names, in which ``*`` matches one component. The values are
             "colwise", "rowwise" or a ``ParallelStyle`` of torch. ``None``: the plan that the model declares.
         compile: compile the forward pass of each block with ``torch.compile``. Can be a dictionary with arguments for
@@ -287,7 +288,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             )
         if self.sizes[0] > 1:
             super()._shard(module)
-        else:  # one data-parallel rank shards and gathers nothing
+        else:  # with one data-parallel rank, FSDP would neither shard nor gather
             self._share(module)
 
     def _split(self, module: nn.Module) -> None:
@@ -380,7 +381,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def accumulating(self, model: nn.Module) -> Any:
-        if self.context_parallel_size > 1:  # a gradient depends on all ranks' losses: all need the same scale
+        if self.context_parallel_size > 1:  # all ranks need one scale: each gradient depends on all ranks' losses
             self.driver.exchanges_always = True
         return super().accumulating(model) if isinstance(model, fsdp.FSDPModule) else nullcontext()
 

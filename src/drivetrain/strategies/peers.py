@@ -90,7 +90,9 @@ class Checks:
         return self._done[name] <= _CHECKED_FIRST
 
     def restart(self, group: Any) -> None:
-        """Reset the count of calls of ``group``. After different calls, the counts of the members may differ."""
+        """Reset the count of calls of ``group``. Needed if the members have made different calls, because the members'
+        counts may then differ.
+        """
         self._done.pop(_name_of(group), None)
 
 

@@ -36,9 +36,9 @@ with on_first_use:
 class Step(Shared):
     """The methods of a step. An override can call the default implementation with ``super()``.
 
-    Ranks must exchange gradients during the backward pass or directly afterwards. Only then are gradients unscaled,
-    weighted and clipped. A strategy with its own exchange exchanges gradients in :meth:`backward`, but not while the
-    context :meth:`accumulating` is active.
+    Ranks must exchange gradients during the backward pass or directly afterwards. Gradients are unscaled, weighted and
+    clipped after this exchange. A strategy with its own exchange exchanges gradients in :meth:`backward`, but not while
+    the context :meth:`accumulating` is active.
 
     Attributes:
         driver: the functions of the running loop that the strategy calls, and a flag for the loop.
