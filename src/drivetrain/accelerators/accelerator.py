@@ -269,6 +269,5 @@ AcceleratorRegistry = _Accelerators("drivetrain.accelerators", "accelerator", "a
 
 
 def _is_torchs(device: torch.device) -> bool:
-    """Return whether ``device`` has the type of ``torch.accelerator``."""
     current = torch.accelerator.current_accelerator()
     return current is not None and current.type == device.type

@@ -41,7 +41,7 @@ class Ended:
         if self.asked:
             interrupted = self.failure.interrupted or self.exit_code in (128 + signal.SIGINT, -signal.SIGINT)
             return exception_of(signal.SIGINT if interrupted else signal.SIGTERM)
-        # the message comes last, because it contains the error
+        # the failure comes after ``places``, so that the message ends with the error
         lines = (*places, f"{name} {self.failure.summary}", self.failure.cure)
         error = LaunchError("\n".join(line for line in lines if line), rank, self.exit_code)
         error.__cause__ = self.failure.cause()

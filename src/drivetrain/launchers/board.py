@@ -110,7 +110,7 @@ def join_board(folder: Path, local_rank: int) -> Sheet:
 
 
 def leave_board() -> None:
-    """Forget the :class:`Sheet` in a fork of a rank, because only the rank itself may write to it."""
+    """Forget the :class:`Sheet` in a fork of a rank, because only the rank itself may write to the sheet."""
     os.environ.pop(BOARD, None)
     _own.clear()
 

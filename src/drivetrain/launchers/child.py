@@ -40,7 +40,7 @@ from drivetrain.launchers.tracebacks import place_of_user, traceback_of_user
 
 T = TypeVar("T")
 
-# an environment variable: with it, torch.load refuses objects even if weights_only=False
+# an environment variable that makes torch.load refuse objects even if weights_only=False
 _PLAIN_DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 

@@ -2,8 +2,8 @@
 the ranks that are missing there.
 
 torch records collectives by default, also with Gloo. torch 2.9 records them only if an environment variable is set. A
-trace is torch's JSON and the members of each process group, which torch sometimes leaves out. This file reads traces
-without importing torch.
+trace is torch's JSON. This file adds the members of each process group, because torch sometimes leaves out the members.
+This file reads traces without importing torch.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Collective:
         name: the operation, such as "gloo:all_reduce".
         shapes: the shapes of the input tensors.
         since: the time when the collective began, in seconds since the epoch.
-        between_two: whether the operation is a send or a receive. The trace does not show the other rank of such an
-            operation.
+        between_two: whether the operation is a send or a receive. The trace does not show the other rank of a send or a
+            receive.
     """
 
     group: str

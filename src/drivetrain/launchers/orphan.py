@@ -87,7 +87,7 @@ def _await(end: int) -> None:
 def kill_workers(ranks: Collection[int]) -> None:
     """Kill the DataLoader workers of ranks that have ended. Does nothing if the system is not Linux.
 
-    A worker ends soon after its rank, but not while it reads a sample, and reading may hang.
+    A worker ends soon after the end of the worker's rank, but not while the worker reads a sample. Reading may hang.
 
     Args:
         ranks: the process ids of the ranks. Each rank leads a session.

@@ -301,7 +301,7 @@ def variables_for(seats: Sequence[Seat], here: str, board: Path | None = None) -
 
     The ranks on a machine are consecutive, and the machine ``here`` has the first ranks. Each actor sees the devices of
     all actors on its machine. If all actors are on one machine, ``MASTER_ADDR`` is a loopback address. Actors on
-    ``here`` get the path ``board`` of the folder in which they show their progress.
+    ``here`` get the path ``board`` of the folder in which the actors show their progress.
     """
     nodes = sorted(dict.fromkeys(seat.node for seat in seats), key=lambda node: node != here)
     members = [[index for index, seat in enumerate(seats) if seat.node == node] for node in nodes]

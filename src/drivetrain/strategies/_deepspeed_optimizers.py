@@ -85,7 +85,7 @@ def stand_in(optimizer: Optimizer) -> Optimizer:
 
 def like(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     made: Optimizer = object.__new__(type(optimizer))
-    # A scheduler may have replaced ``step`` of the user's optimizer, so ``step`` is not copied.
+    # Do not copy the method ``step``, because a scheduler may have replaced the method on the user's optimizer.
     made.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     made.param_groups, made.state = groups, type(optimizer.state)(optimizer.state.default_factory)
     return made

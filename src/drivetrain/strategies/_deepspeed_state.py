@@ -30,7 +30,7 @@ def is_partitioned(parameter: Tensor) -> bool:
 
 def whole_weights(module: nn.Module, keep: bool, trained: bool) -> dict[str, Any]:
     """Return the module's state with complete weights in host memory. If ZeRO has a float32 master weight for a
-    parameter, the master weight is returned.
+    parameter, the state contains the master weight instead of the parameter.
 
     Every rank must call this function.
 
@@ -279,7 +279,8 @@ def load_folder(engine: Any, folder: Path, tag: str | None, world_size: int, **o
         options: further arguments of the engine's ``load_checkpoint``.
 
     Raises:
-        CheckpointError: the folder has no such checkpoint, or a different number of processes has written the folder.
+        CheckpointError: the folder has no checkpoint with this tag, or a different number of processes has written the
+            folder.
     """
     tag = _latest(folder) if tag is None else tag
     pieces = _files_of_pieces(folder, tag)

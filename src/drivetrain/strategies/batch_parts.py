@@ -200,7 +200,7 @@ class Joiner:
 
 
 def _is_list(tree: Any) -> bool:
-    return isinstance(tree, (list, tuple)) and not hasattr(tree, "to")  # a PackedSequence has its own ``to``
+    return isinstance(tree, (list, tuple)) and not hasattr(tree, "to")  # a PackedSequence has its own method ``to``
 
 
 def _is_dataclass(tree: Any) -> bool:

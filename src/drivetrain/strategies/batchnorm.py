@@ -66,7 +66,7 @@ class TorchSyncBatchNorm(LayerSync):
                 overridden.append(f"{name!r} ({cls.__name__})")
             else:
                 changing.append(layer)
-        for layer in changing:  # begins after all checks, so that an error leaves every layer unchanged
+        for layer in changing:  # only after all checks, so that an error leaves every layer unchanged
             kind: type = type(layer)
             layer.__class__ = _synchronised_class(kind)
             vars(layer)["data_group"] = self.group
@@ -142,7 +142,7 @@ class _Synchronised(BatchNorm):
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)
         state = {name: value for name, value in reduced[2].items() if name not in _OF_A_RUN}
-        # pickle the original class; pickle cannot import the current class, which was created at run time
+        # store the original class, because pickle cannot import the current class, which was created at run time
         return (object.__new__, (self.was,), state, *reduced[3:])
 
 

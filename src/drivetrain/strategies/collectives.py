@@ -342,8 +342,7 @@ def _irreducible(tensor: Tensor, operation: str) -> str | None:
 
 
 def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
-    """Reduce a tensor over the ranks. Before this call, the ranks must have checked that all ranks make the same call.
-    """
+    """Reduce a tensor over the ranks. The caller must have checked that all ranks make the same call."""
     dtype, home = tensor.dtype, tensor.device
     if operation in _BITWISE:
         return functools.reduce(_BITWISE[operation], _stacked(tensor, peers).unbind())

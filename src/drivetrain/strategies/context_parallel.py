@@ -242,7 +242,8 @@ def _split_fields(batch: Any, dims: Mapping[Any, int]) -> Any:
 class _Exchange(torch.autograd.Function):
     """All-to-all exchange.
 
-    Each rank sends slices along ``split_dim``, and joins the slices that it receives along ``join_dim``.
+    Each rank splits a tensor along ``split_dim``, and sends one slice to each rank. Each rank then joins the received
+    slices along ``join_dim``.
     """
 
     @staticmethod

@@ -74,12 +74,12 @@ class DDPStrategy(ParallelStrategy):
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
             timeout: as for :class:`ParallelStrategy`.
         ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: the exchange of gradients; see torch's communication hooks.
-        model_averaging_period: the number of optimizer steps after which parameters are averaged over all ranks. This
-            needs ``ddp_comm_hook=post_localSGD_hook`` and a ``PostLocalSGDState``. In the first ``start_localSGD_iter``
-            steps, gradients are averaged over all ranks. In later steps, gradients are averaged only over the
-            ``subgroup`` of the state (``None``: the ranks of each machine). Between two averages, the ranks' parameters
-            differ. Each rank evaluates with its own parameters. A checkpoint contains only rank 0's parameters and
-            optimizer state, and all ranks resume from rank 0's state.
+        model_averaging_period: the number of optimizer steps after which parameters are averaged over all ranks. A
+            period needs ``ddp_comm_hook=post_localSGD_hook`` and a ``PostLocalSGDState``. In the first
+            ``start_localSGD_iter`` steps, gradients are averaged over all ranks. In later steps, gradients are averaged
+            only over the ``subgroup`` of the state (``None``: the ranks of each machine). Between two averages, the
+            ranks' parameters differ. Each rank evaluates with its own parameters. A checkpoint contains only rank 0's
+            parameters and optimizer state, and all ranks resume from rank 0's state.
         start_method: the launcher that starts the processes if no cluster has started them: "popen" runs the program
             again; "spawn", "fork" and "forkserver" pass this process's objects to new processes; "ray" passes these
             objects to actors of a Ray cluster.
@@ -404,7 +404,6 @@ def _starts(installed: bool) -> dict[str, str]:
 
 
 def _entries(installed: bool) -> dict[str, Entry[Strategy]]:
-    """Return the registry's entries for all names of this strategy."""
     forms: dict[str, dict[str, Any]] = {"": {}} | {
         f"_find_unused_parameters_{str(unused).lower()}": {"find_unused_parameters": unused} for unused in (True, False)
     }

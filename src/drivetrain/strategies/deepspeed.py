@@ -440,8 +440,8 @@ class DeepSpeedStrategy(ParallelStrategy):
         The folder's files are unpickled, which can run code.
 
         Raises:
-            CheckpointError: the folder has no such checkpoint, or a different number of processes has written the
-                folder.
+            CheckpointError: the folder has no checkpoint with this tag, or a different number of processes has written
+                the folder.
         """
         engine = self._running_engine("load_deepspeed_checkpoint")
         _deepspeed_state.load_folder(engine, Path(folder), tag, self.world_size)

@@ -68,8 +68,8 @@ class Facts:
             fills the model in place.
         trainer_restores_optimizers: the Trainer restores optimizers from a checkpoint. If False, the strategy's
             ``load_checkpoint`` restores the optimizers.
-        calls_through_forward: steps run inside the module's ``__call__``. FSDP2, for example, needs this, because FSDP2
-            adds hooks to the module.
+        calls_through_forward: steps run inside the module's ``__call__``. FSDP2, for example, needs calls of
+            ``__call__``, because FSDP2 adds hooks to the module.
         allows_inference_mode: evaluation can run under ``torch.inference_mode``. If False, evaluation runs under
             ``no_grad``.
         handles_gradient_accumulation: the optimizers themselves accumulate gradients over batches. The loop

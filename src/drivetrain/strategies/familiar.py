@@ -185,8 +185,8 @@ class Familiar(Step, State):
         self.clip_gradients(module, optimizer, clip_val, "value")
 
     def setup_precision_plugin(self) -> None:
-        """Let the precision replace the model, the optimizers or the schedulers of the run. Called after these were
-        created.
+        """Let the precision replace the model, the optimizers or the schedulers of the run. Called after model,
+        optimizers and schedulers were created.
         """
         precision, model = self.precision_plugin, self.model
         if model is not None and overrides(precision, "connect", Precision):

@@ -198,7 +198,7 @@ class FullySharded(Strategy):
 
     def _set_divide_factor(self, group: Any) -> None:
         """Let torch average gradients over the ranks of the data group, because the code for weighted losses assumes
-        such averages.
+        averages over these ranks.
 
         torch divides gradients by a factor. The default is the size of the mesh. If the mesh and the data group have
         the same ranks, this function keeps the default, because with one shard torch would divide by a given factor

@@ -169,7 +169,7 @@ class JointSave:
         save_id: the name of the save, equal on all ranks and new for every save.
         store: the result of :func:`store_for`. ``None``: the world has one rank, or training waits while the ranks
             exchange messages.
-        writers: all ranks except rank 0 that write a file; ``None``: all ranks write a file.
+        writers: the ranks that write a file, without rank 0; ``None``: all ranks write a file.
     """
 
     def __init__(

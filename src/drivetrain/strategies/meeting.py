@@ -36,7 +36,7 @@ _WITHOUT_STORE = ("mpi", "fake")  # backends without a store
 _PROBE_S = 0.5
 _SHORTEST_S = 0.01
 # Prefixes of keys in the store. Each rank sets one key when the rank has connected to the store, and another key when
-# its process group is connected.
+# the rank's process group is connected.
 _HERE, _CONNECTED = "drivetrain/meeting", "drivetrain/connected"
 
 
@@ -93,7 +93,7 @@ def meet(
 
 
 def loopback_address(environment: ClusterEnvironment, num_nodes: int) -> str | None:
-    """Return the IP of the main address if this is a loopback address and the job is on one machine; otherwise return
+    """Return the IP of the main address if the IP is a loopback address and the job is on one machine; otherwise return
     ``None``.
 
     With several machines, each machine may resolve the name differently. Debian, for example, resolves a machine's own

@@ -59,8 +59,9 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
 
     ``configure_model`` splits the layers, with torch's ``parallelize_module(..., self.device_mesh["tensor_parallel"],
     plan)``. For a model with a ``tp_plan``, the strategy splits the layers. Ranks of one tensor-parallel group see the
-    same samples. Then the strategy applies activation checkpointing, compiles the blocks, and shards the blocks with
-    ``fully_shard``. See docs/model_parallel.md. For sequences that are split over ranks, see docs/context_parallel.md.
+    same samples. After the split, the strategy applies activation checkpointing, compiles the blocks, and shards the
+    blocks with ``fully_shard``. See docs/model_parallel.md. For sequences that are split over ranks, see
+    docs/context_parallel.md.
 
     Args:
         data_parallel_size: the number of ranks that see different samples; with context parallelism, the number of
@@ -296,8 +297,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         layers.
 
         Raises:
-            ConfigurationError: nothing splits layers, neither ``configure_model`` nor a plan; or ``configure_model``
-                has split layers although there is a ``tp_plan``.
+            ConfigurationError: neither ``configure_model`` nor a plan splits layers; or ``configure_model`` has split
+                layers although there is a ``tp_plan``.
         """
         _, tensor = self.sizes
         if tensor == 1:

@@ -168,7 +168,6 @@ class ParallelStrategy(Strategy):
             )
 
     def _meet(self) -> None:
-        """Create the process group."""
         environment = self.cluster_environment
         assert environment is not None
         assert self.accelerator is not None

@@ -24,7 +24,7 @@ resume from the checkpoints::
 torch's functions do not restore all states exactly. ``get_optimizer_state_dict`` steps an optimizer that has no state
 yet, so Adam counts a step that never happened. This function also drops the state of currently frozen parameters
 (pytorch#192202), and does not support LBFGS. ``set_model_state_dict`` accepts a state with missing names even with
-``strict=True``. The names that ``strategies/optimizer_states.py`` uses are those of torch's functions.
+``strict=True``. ``strategies/optimizer_states.py`` uses the same names as torch's functions.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A failing rank announces its failure in the store. A rank that waits for the failed rank, in an exchange or a save,
 reads the announcement and raises an error. The process of the failed rank may still run at this time. A rank that waits
 in an exchange of a fit also asks the other ranks for the number of batches that they have begun. A rank that has begun
-a later batch has skipped the exchange. A thread of each rank answers such questions (loops/stop.py).
+a later batch has skipped the exchange. A thread of each rank answers these questions (loops/stop.py).
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 class XLAGroup(Group):
     """All replicas of a job that ``xmp.spawn`` has started; a job may have a single replica.
 
-    Tensors are exchanged on the device, as recorded operations. Objects are exchanged as pickled bytes; the host waits
-    for the device in such an exchange. A replica unpickles only objects that another replica of the same job has
-    pickled.
+    Tensors are exchanged on the device, as recorded operations. Objects are exchanged as pickled bytes. During an
+    exchange of objects, the host waits for the device. A replica unpickles only objects that another replica of the
+    same job has pickled.
 
     Args:
         device: the device of this replica.
