@@ -61,13 +61,13 @@ class RayLauncher(Launcher):
     are sent automatically.
 
     Every machine runs ``num_processes`` actors. The ranks on a machine are consecutive. If this machine runs actors, it
-    has the first ranks. Each actor gets this process's random state, torch's switches, working directory, command line,
-    ``sys.path`` (after the usual entries), and a copy of every tensor. Each actor gets the environment variables with
-    its rank. An actor on this machine also gets this process's other environment variables. An actor on another machine
-    only gets the variables that are not set on the actor's machine. The number of threads is ``OMP_NUM_THREADS``. If
-    ``OMP_NUM_THREADS`` is not set, an actor has one thread for each processor that Ray has reserved for the actor. In a
-    cluster that this launcher has started, an actor then has one thread for each processor in its share of all
-    processors.
+    has the first ranks. Each actor gets a copy of every tensor, and this process's random state, torch settings,
+    working directory, command line and ``sys.path`` (after the usual entries). Each actor gets the environment
+    variables with its rank. An actor on this machine also gets this process's other environment variables. An actor on
+    another machine only gets the variables that are not set on the actor's machine. The number of threads is
+    ``OMP_NUM_THREADS``. If ``OMP_NUM_THREADS`` is not set, an actor has one thread for each processor that Ray has
+    reserved for the actor. In a cluster that this launcher has started, an actor then has one thread for each processor
+    in its share of all processors.
 
     By default, Ray hides from an actor the devices that Ray has reserved for other actors. With this launcher, each
     actor sees the devices of all actors on its machine, in the order of ``LOCAL_RANK``, because libraries use

@@ -120,7 +120,7 @@ def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict
 
 
 def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load a result of :func:`whole_optimizer_state`. The job that saved the result may have had a different number of
+    """Load an optimizer state that :func:`whole_optimizer_state` returned, perhaps in a job with a different number of
     ranks. Every rank must call this function.
 
     Raises:

@@ -370,7 +370,7 @@ class DDPStrategy(ParallelStrategy):
         return alone(self, whole_here(self, DDPStrategy))
 
     def teardown(self) -> None:
-        self.model, self._frozen = self.lightning_module, []  # without the wrapper, which exists only during the run
+        self.model, self._frozen = self.lightning_module, []  # drop the wrapper, which exists only during the run
         if self._sync is not None and self.model is not None:
             self.model = self._sync.revert(self.model)
         if self._averaging is not None:

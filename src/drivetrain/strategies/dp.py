@@ -122,7 +122,7 @@ class DataParallelStrategy(ReplicaStrategy):
         return bound_to(self.model, self.lightning_module, name, len(self._devices))
 
     def teardown(self) -> None:
-        self.model = self.lightning_module  # without the replicas, which exist only during the run
+        self.model = self.lightning_module  # drop the replicas, which exist only during the run
         super().teardown()
 
 

@@ -48,9 +48,9 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
             ``CPUOffloadPolicy``.
         mixed_precision: torch's ``MixedPrecisionPolicy``: the dtypes in which parameters are gathered and gradients are
             reduced. ``None``: the parameters' own dtype.
-        auto_wrap_policy: the layers that are blocks: classes, class names, a function ``policy(module) -> bool``, or
-            one of torch's policies. ``None``: the blocks that the model declares. A model without declared blocks is
-            divided into its repeated layers.
+        auto_wrap_policy: which layers are blocks. The policy consists of classes or class names, or is a function
+            ``policy(module) -> bool`` or one of torch's policies. ``None``: the blocks that the model declares. A model
+            without declared blocks is divided into its repeated layers.
         activation_checkpointing: an alias of ``activation_checkpointing_policy``.
         activation_checkpointing_policy: the layers that recompute their activations in the backward pass, given in the
             same forms as ``auto_wrap_policy``.

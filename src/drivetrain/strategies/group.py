@@ -34,7 +34,7 @@ class Group(ABC):
         rank: the rank of this process.
         ranks: the ranks of all members, including this process. Gathered values are in the order of ``ranks``.
         handle: the torch.distributed process group, for torch's functions; ``None``: all processes, or no group.
-        checks: selects the calls of tensor collectives that the members compare with each other before the exchange;
+        checks: decides which calls of tensor collectives the members compare with each other before the exchange;
             ``None``: all calls.
         machine: the group of the members on this machine; ``None`` until a save needs the group.
     """
@@ -185,7 +185,7 @@ class TorchGroup(Group):
         handle: a process group that contains this process; ``None``: all processes.
         device: this process's device. A tensor is copied to this device for an exchange if the group's backends do not
             support the tensor's own device.
-        checks: selects the calls of tensor collectives that the ranks compare with each other before the exchange;
+        checks: decides which calls of tensor collectives the ranks compare with each other before the exchange;
             ``None``: all calls.
         timeout: the timeout of groups that :meth:`new` creates; ``None``: torch's default.
     """

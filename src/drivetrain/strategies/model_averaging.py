@@ -95,7 +95,7 @@ class ModelAveraging:
         averaging.average_parameters(iter(parameters), self.state.process_group)
         for parameter, place in zip(parameters, places, strict=True):
             place.copy_(parameter.data)
-            parameter.data = place  # the parameter keeps its own memory, not torch's view of the exchanged buffer
+            parameter.data = place  # the parameter must not become a view of the exchanged buffer
 
     def _read_counts(self, optimizer: Optimizer) -> None:
         group = optimizer.param_groups[0]

@@ -239,7 +239,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             set_rng_state(self.context.group.broadcast(rng_state()))
 
     def on_train_start(self) -> None:
-        self._draw_alike()  # after a checkpoint of fewer ranks, each rank may have a different state
+        self._draw_alike()  # if fewer ranks saved the checkpoint, each rank may have a different state
 
     on_test_start = on_predict_start = on_train_start
 

@@ -112,7 +112,7 @@ class Peers:
         ranks: the members' global ranks, in the group's order.
         rank: the rank of this process.
         device: the device to which a tensor is copied if the group does not support the tensor's own device.
-        checks: selects the calls of tensor collectives that are checked; ``None``: all calls.
+        checks: decides which calls of tensor collectives are checked; ``None``: all calls.
     """
 
     call: str

@@ -260,7 +260,7 @@ def is_listed(store: CheckpointIO, path: str | Path, own: Entry, listed: str) ->
     try:
         if not store.exists(path):
             return False
-        is_mapped = reads_files(store) and _is_local(path)  # a mapped file is read without its tensors
+        is_mapped = reads_files(store) and _is_local(path)  # mapping a file avoids reading the tensors
         main = entries_of(path) if is_mapped else store.load_checkpoint(path)
         return any(each["name"] == own["name"] for each in main.get(listed, ()))
     except Exception:

@@ -103,7 +103,9 @@ def whole_model_state(module: nn.Module) -> State:
 
 
 def sharded_model_state(module: nn.Module) -> State:
-    """Return ``module.state_dict()`` with the shards of this rank. The names are those of :func:`whole_model_state`."""
+    """Return ``module.state_dict()`` with the shards of this rank. The names do not contain prefixes of wrappers such
+    as torch.compile.
+    """
     return {plain_name(name): value for name, value in module.state_dict().items()}
 
 
@@ -295,7 +297,9 @@ def boxes_of(tensor: Any) -> list[Box]:
 
 
 def boxes_in(mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> list[Box]:
-    """Return the result of :func:`boxes_of` for a tensor of ``shape`` that is spread over ``mesh``."""
+    """Return the boxes (see :func:`boxes_of`) of this rank's shard of a tensor of ``shape`` that is spread over
+    ``mesh``.
+    """
     axes = []
     for dimension, extent in enumerate(shape):
         along = [
