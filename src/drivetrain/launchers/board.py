@@ -82,8 +82,8 @@ class Sheet:
         (self.folder / _RUN).write_text(os.path.abspath(path))
 
     def note_collective(self, text: str) -> None:
-        """Write for the report which collective this rank has failed in or after. ``text`` is "in ..." or "after
-        ...".
+        """Write a text for the report: the collective in which, or after which, this rank has failed. ``text`` is "in
+        ..." or "after ...".
         """
         (self.folder / f"{self.local_rank}.collective").write_text(text)
 
@@ -200,7 +200,7 @@ class Board:
         return bool(words[SHOWN] and words[PHASE])
 
     def note_collective(self, local_rank: int, text: str) -> None:
-        """Write for the report in which collective a rank waits."""
+        """Write a text for the report: the collective in which a rank waits."""
         (self.folder / f"{local_rank}.collective").write_text(text)
 
     def stacks(self, local_rank: int) -> str:

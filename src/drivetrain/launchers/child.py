@@ -114,7 +114,7 @@ class _Trail(pickle._Pickler):
 
 
 def _holder(value: Any) -> str:
-    """Return which attribute of which class cannot be pickled, as the end of a sentence. Return "" if the cause is no
+    """Return the end of a sentence: the class and the attribute that cannot be pickled. Return "" if the cause is no
     attribute.
     """
     trail = _Trail()

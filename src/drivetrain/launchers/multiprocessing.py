@@ -45,8 +45,8 @@ class MultiProcessingLauncher(Launcher):
         num_processes: the number of processes on this machine.
         num_nodes: the number of machines. The program is started once on each machine.
         start_method: "spawn" starts new Python processes, which import the program's file. This file then needs an ``if
-            __name__ == "__main__":``. "fork" copies this process, also in a notebook. This fails if this process has
-            already used a device or torch's threads. "forkserver" copies a new Python process, and pickles like
+            __name__ == "__main__":``. "fork" copies this process, also in a notebook. The copy fails if this process
+            has already used a device or torch's threads. "forkserver" copies a new Python process, and pickles like
             "spawn".
         interrupt_grace_s: the seconds in which the processes must end after Ctrl-C if some process has not started yet.
             After all processes have started, the time is ``stop_timeout_s``.

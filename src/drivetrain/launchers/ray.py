@@ -67,7 +67,7 @@ class RayLauncher(Launcher):
     another machine only gets the variables that are not set on the actor's machine. The number of threads is
     ``OMP_NUM_THREADS``. If ``OMP_NUM_THREADS`` is not set, an actor has one thread for each processor that Ray has
     reserved for the actor. In a cluster that this launcher has started, an actor then has one thread for each processor
-    in its share of all processors.
+    in the actor's share of all processors.
 
     By default, Ray hides from an actor the devices that Ray has reserved for other actors. With this launcher, each
     actor sees the devices of all actors on its machine, in the order of ``LOCAL_RANK``, because libraries use
@@ -223,8 +223,8 @@ class RayLauncher(Launcher):
     # ---- while they run ------------------------------------------------------------------------------------------
 
     def _wait(self, running: dict[Any, _Rank], here: str, board: Board | None) -> bytes:
-        """Wait for all ranks, and return rank 0's result. If a signal has asked the ranks to end, they save before they
-        end.
+        """Wait for all ranks, and return rank 0's result. If a signal has asked the ranks to end, the ranks save before
+        they end.
 
         Args:
             running: the ranks by Ray's references to their pending results.

@@ -145,7 +145,7 @@ def dead_ranks() -> list[int]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank does now: its answer to :func:`ask`.
+    """The answer of one rank to :func:`ask`: what the rank does now.
 
     Attributes:
         pid: the rank's process id, or 0 if the rank has not begun or runs in another container.
@@ -260,7 +260,9 @@ def _signalled(board: Board, pids: Mapping[int, int], answer_s: float) -> dict[i
 
 
 def note_collectives(board: Board, local_ranks: Sequence[int]) -> None:
-    """Write for the report in which collectives these ranks wait. Call this function before the ranks are killed."""
+    """Write a text for the report: the collectives in which these ranks wait. Call this function before the ranks are
+    killed.
+    """
     for each, answer in zip(local_ranks, ask(board, local_ranks, _SOON_S), strict=True):
         if (waits := flight.waits_in(answer.trace)) is not None:
             board.note_collective(each, f"in {waits}")

@@ -45,7 +45,7 @@ class XLALauncher(Launcher):
 
     Raises:
         ConfigurationError: torch_xla's runtime has started in this process and owns the devices, or torch has used
-            threads in this process, which forked processes lack.
+            threads in this process, and forked processes lack these threads.
         LaunchError: a replica failed.
     """
 

@@ -132,8 +132,8 @@ def check_declared(cls: Any) -> None:
 
 
 class Shared:
-    """Base of the classes that form the contract. The base only declares the types of the attributes that these classes
-    share.
+    """Base of the classes that form the contract of a strategy. The base only declares the types of the attributes that
+    these classes share.
     """
 
     accelerator: Accelerator | None

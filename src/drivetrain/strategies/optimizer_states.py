@@ -1,9 +1,9 @@
 """Match the optimizer states of a checkpoint with the run's optimizers, by the names of parameters.
 
 torch's ``state_dict`` numbers the parameters of an optimizer in the order in which the optimizer got the parameters. If
-a later version of the code reorders a model's layers, torch would load states into wrong parameters of the same shape,
-without an error. A checkpoint therefore contains names beside the numbers, and each state is loaded by the name of its
-parameter. Names have the form that torch.distributed.checkpoint uses.
+a later version of the user's code reorders a model's layers, torch would load states into wrong parameters of the same
+shape, without an error. A checkpoint therefore contains names beside the numbers, and each state is loaded by the name
+of its parameter. Names have the form that torch.distributed.checkpoint uses.
 """
 
 from __future__ import annotations
