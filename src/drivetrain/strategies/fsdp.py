@@ -57,7 +57,8 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
         sharding_strategy: "FULL_SHARD"; "SHARD_GRAD_OP" keeps the parameters gathered from forward to backward;
             "HYBRID_SHARD" shards over the processes of one machine and replicates over machines; "NO_SHARD" replicates.
         state_dict_type: "full": checkpoints are single files, as with one process. "sharded": checkpoints are folders,
-            into which each process writes its shards. Both forms can be read with either value.
+            into which each process writes its shards. The strategy can read both forms, whatever the value of this
+            argument.
         device_mesh: a ``DeviceMesh``, or (replicas, shards), for hybrid sharding; ``None``: one dimension with all
             processes.
         gradient_exchange: "batch": reduce gradients to shards in each backward pass; "window": reduce gradients once

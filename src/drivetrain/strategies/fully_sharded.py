@@ -64,7 +64,7 @@ class FullySharded(Strategy):
         allows_inference_mode=False,  # fully_shard cannot gather parameters under inference mode
         restores_after_setup=True,  # weights are loaded into the shards, which setup creates
     )
-    large: tuple[str, ...] = LARGE  # see LARGE
+    large: tuple[str, ...] = LARGE
     _loads = False  # whether a checkpoint will be loaded after the set-up
     _mesh: tuple[Any, DeviceMesh] | None = None  # the process group, and the mesh of all ranks of this group
 

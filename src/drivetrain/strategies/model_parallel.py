@@ -71,7 +71,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             processes divided by the other sizes. If ``data_parallel_size`` is also "auto", the number of processes on
             one machine.
         save_distributed_checkpoint: True: checkpoints are folders, into which each process writes its parts. False:
-            checkpoints are single files, as with one process. Both forms can be read with either value.
+            checkpoints are single files, as with one process. The strategy can read both forms, whatever the value of
+            this argument.
         process_group_backend, timeout, accelerator, parallel_devices, cluster_environment, checkpoint_io,
             precision_plugin: as for :class:`ParallelStrategy`.
         context_parallel_size: the number of neighbouring ranks over which each sequence is split.
@@ -138,7 +139,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         self.context_parallel_size, self.sequence_dims = context_parallel_size, sequence_dims
         check_arguments(type(self).__name__, context_parallel_size, sequence_dims, context_parallel_attention)
         self._attention = context_parallel_attention
-        self._context: tuple[Group, Context] | None = None  # a data group, and the context for this data group
+        self._context: tuple[Group, Context] | None = None  # a data group, and the Context created for this data group
         self._own_plan = tp_plan
         self._compile: Mapping[str, Any] | None = {} if compile is True else compile or None
         if self._compile is not None:

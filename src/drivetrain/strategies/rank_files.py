@@ -119,7 +119,8 @@ def save(
 def write(
     strategy: Strategy, part: Mapping[str, Any], path: str | Path, storage_options: Any = None
 ) -> tuple[str | Path, Entry, list[Entry]]:
-    """Write the parts beside the checkpoint that rank 0 will write. Every rank must call this function.
+    """Write the parts to files beside the checkpoint. Rank 0 writes the checkpoint itself later. Every rank must call
+    this function.
 
     Args:
         strategy: the ``checkpoint_io`` of this strategy writes the files.

@@ -22,9 +22,9 @@ resume from the checkpoints::
 
 [Note: torch's own functions] ``torch.distributed.checkpoint.state_dict`` also has functions for these conversions, but
 torch's functions do not restore all states exactly. ``get_optimizer_state_dict`` steps an optimizer that has no state
-yet, so Adam counts a step that never happened. This function also drops the state of currently frozen parameters
-(pytorch#192202), and does not support LBFGS. ``set_model_state_dict`` accepts a state with missing names even with
-``strict=True``. ``strategies/optimizer_states.py`` uses the same names as torch's functions.
+yet, so Adam counts a step that never happened. ``get_optimizer_state_dict`` also drops the state of currently frozen
+parameters (pytorch#192202), and does not support LBFGS. ``set_model_state_dict`` accepts a state with missing names
+even with ``strict=True``. ``strategies/optimizer_states.py`` uses the same names as torch's functions.
 """
 
 from __future__ import annotations

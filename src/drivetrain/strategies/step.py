@@ -118,8 +118,8 @@ class Step(Shared):
         return {name: sharded.local_shard(gradient) for name, gradient in named if gradient is not None}
 
     def load_open_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Restore a result of :meth:`open_gradients`. The gradients may also be complete; this rank then keeps its
-        shards.
+        """Restore a result of :meth:`open_gradients`. The gradients may also be complete; this rank then keeps only its
+        shards of the gradients.
 
         Raises:
             WrongForm: the shape of a gradient is neither that of the parameter nor that of this rank's shard.
