@@ -389,7 +389,7 @@ def checked(listed: Entry, path: str | Path) -> str:
         return file
     if not os.path.exists(file):
         raise CheckpointError(f"{file} is missing")
-    if "crc32" in listed:  # the entry has no size if a remote store has written the file
+    if "crc32" in listed:  # if a remote store has written the file, the entry has neither size nor crc32
         size, checksum = files.measured(file)
         if size != entry(listed, "size", count):
             raise CheckpointError(f"{file} has {size} bytes, and {listed['size']} were written")

@@ -335,9 +335,9 @@ def on_device(loader: Any, device: torch.device) -> Any:
     unchanged.
 
     The result has some attributes of ``loader``, such as the sampler and the batch size. Before the loader yields a
-    batch, the device executes the operations that torch_xla has recorded. With workers, torch_xla's threads upload
-    batches ahead. Without workers, a batch is fetched only when the loop requests the batch, because fetching may draw
-    random numbers in this process.
+    batch, the device executes the operations that torch_xla has recorded. If the loader has workers, torch_xla's
+    threads upload batches in advance. Without workers, a batch is fetched only when the loop requests the batch,
+    because fetching may draw random numbers in this process.
     """
     kind = _device_loader()
     if isinstance(loader, kind.__mro__[1]):
