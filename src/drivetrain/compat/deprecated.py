@@ -15,7 +15,7 @@ from drivetrain.errors import NotSupportedError
 
 
 class RemovedError(NotSupportedError, NotImplementedError):
-    """The program called a class that Lightning has removed; also a NotImplementedError."""
+    """The program called a class that Lightning has removed; the error is also a NotImplementedError."""
 
 
 def _former(name: str, current: type, **fixed: Any) -> Any:

@@ -40,7 +40,7 @@ _OF_DEEPSPEED = frozenset(
 """The names that DeepSpeed reserves in a checkpoint."""
 
 _LOSS_SCALING = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
-"""The constructor's arguments for the precision "16-true". Each of these is also an attribute."""
+"""The constructor's arguments for the precision "16-true". Each argument is also an attribute."""
 
 
 @dataclass

@@ -343,7 +343,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return super().reduce(tensor, group, reduce_op)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Call :meth:`all_reduce`, under the name that the Engine uses."""
+        """Call :meth:`all_reduce`; the Engine calls this method."""
         return self.all_reduce(tensor, group=group, reduce_op=reduce_op)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------

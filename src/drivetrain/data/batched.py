@@ -21,9 +21,9 @@ draws from torch's RandomSampler or SequentialSampler, the indices of a batch ar
 one Python number per sample. Each random number is drawn from the same generator, and at the same point of the pass, as
 in torch.
 
-Before the first such pass, this module iterates toy loaders with and without torch's iterator, and compares the batches
-and random states. The module uses torch's iterator if the batches or states differ, if code has replaced a function of
-torch's iterator, or if a profiler or a torch mode is active when a pass starts.
+Before the first pass without torch's iterator, this module iterates toy loaders with and without torch's iterator, and
+compares the batches and random states. The module uses torch's iterator if the batches or states differ, if code has
+replaced a function of torch's iterator, or if a profiler or a torch mode is active when a pass starts.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ L = TypeVar("L")
 MANY = 10**8
 """A permutation of this many samples or more has 32-bit indices."""
 TOGETHER = 64
-"""One call slices the indices of this many batches. This takes half as long as one call per batch."""
+"""The number of batches whose indices are sliced by one call, which takes half as long as one call per batch."""
 Order = Tensor | range
 """The order of samples: their indices in a data set."""
 
@@ -142,7 +142,8 @@ class _Fetch:
         dataset: the user's data set.
         pins: whether batches are written into pinned memory.
         checked: all tensors of a TensorDataset, if the last batch was fetched with one index operation for each tensor;
-            otherwise ``None``. For the next batch, only what code can change about these tensors is checked again.
+            otherwise ``None``. For the next batch, only those attributes of these tensors are checked again that code
+            can change.
     """
 
     def __init__(self, dataset: Any, pins: bool) -> None:
@@ -175,7 +176,7 @@ class _Fetch:
             try:
                 return list(map(torch.index_select, checked, repeat(0), repeat(indices)))
             except IndexError:
-                pass  # a tensor has lost rows
+                pass  # a tensor has fewer rows than before
         return self.collate(indices, are_slice)
 
     def _by_sample(self, indices: Any, are_slice: bool) -> Any:
@@ -295,7 +296,9 @@ def _is_torchs(function: Any) -> bool:
 
 
 _CHANGEABLE, _PLAIN = attrgetter("__class__", "is_cpu", "requires_grad"), {(Tensor, True, False)}
-"""A function that reads those attributes of a tensor that code can change, and their values in a plain tensor."""
+"""A function that reads the attributes that code can change on a tensor, and the values of these attributes for a
+:class:`torch.Tensor` on the CPU without gradient.
+"""
 
 _SEQUENCES = (list, tuple, range)
 _INTEGERS = {int}
@@ -305,8 +308,8 @@ _METHODS = {
     for kind in (TensorDataset, StackDataset, Subset)
     for methods in [(kind.__getitem__, getattr(kind, "__getitems__", None))]
 }
-"""Torch's methods that return samples. If code had replaced a method before this module was imported, another function
-is in its place, so that later comparisons are false.
+"""The methods of torch's data sets that return samples. If code had replaced a method before this module was imported,
+``_is_torchs`` takes the method's place, so that later comparisons are false.
 """
 
 _GET_ITEM = _METHODS[TensorDataset][0]
@@ -383,7 +386,7 @@ def as_list(indices: Any) -> list[Any]:
 
 
 def _slices(batch_sampler: BatchSampler, sampler: Any) -> Iterator[Any]:
-    if len(sampler.data_source) == 0:  # a RandomSampler may raise then
+    if len(sampler.data_source) == 0:  # a RandomSampler without samples may raise an error
         yield from batch_sampler
         return
     generator = getattr(sampler, "generator", None)
@@ -412,7 +415,7 @@ def _toys_are_equal() -> bool:
     state = torch.get_rng_state()
     try:
         pairs = [(_iterate_toy(iter, *toy, state), _iterate_toy(_iterate_plainly, *toy, state)) for toy in toys]
-    except Exception:  # this torch has another iterator
+    except Exception:  # this version of torch has another iterator
         return False
     finally:
         torch.set_rng_state(state)

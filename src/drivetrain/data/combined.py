@@ -234,8 +234,8 @@ class CombinedLoader:
 
 
 def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[Any]]:
-    """Yield the batches of each round. A round first fetches from the loaders that have not ended yet. If these have
-    all ended, the pass is over, and no ended loader was restarted in vain.
+    """Yield the batches of each round. A round first fetches from the loaders that have not ended yet. If all of these
+    loaders end, the pass is over; the round then restarts no loader.
     """
     iterators = [start() for start in starts]
     unended = [index for index, once in enumerate(ended) if not once]
@@ -271,7 +271,7 @@ _MODES: dict[str, tuple[Callable[..., float], Callable[[Starts, Sequence[bool]],
     "min_size": (min, lambda starts, ended: zip(*(start() for start in starts), strict=False)),
     "max_size_cycle": (max, _max_size_cycle),
     "max_size": (max, lambda starts, ended: zip_longest(*(start() for start in starts))),
-    "sequential": (sum, lambda starts, ended: ()),  # loaders are not iterated together
+    "sequential": (sum, lambda starts, ended: ()),  # CombinedLoader iterates the loaders itself
 }
 """For each mode: a function that computes the length of a pass from the loaders' lengths, and a function that yields
 the loaders' batches.

@@ -71,7 +71,7 @@ def count_of(length: int | None, limit: int | float, argument: str, name: str) -
 
 
 def _at_least_one_of(length: int) -> float:
-    """Return 1 / length, rounded up to four digits; a fraction that is rounded down would be less than one batch."""
+    """Return 1 / length, rounded up to four digits. A fraction that is rounded down would be less than one batch."""
     scale = 10 ** (3 + len(str(length)))
     return float(ceil(scale / length) / scale)
 
@@ -106,8 +106,8 @@ def feed(
     """Yield ``(batch, is_last)``.
 
     Unless a limit ends the pass early, the pass exhausts the loader, as a ``for`` loop does. The loader's code after
-    its last batch then runs, and samplers draw their last random numbers. To exhaust the loader, the caller must
-    iterate to the end, beyond the last batch.
+    its last batch then runs, and samplers draw their last random numbers. The loader is exhausted only if the caller
+    requests another item after the last batch.
 
     Args:
         batches: a loader, or a :class:`Passes` object. This function creates one iterator of ``batches``.
@@ -200,8 +200,8 @@ def gives_up(loader: Any, num_batches: float) -> bool:
 def position_after_end(passes: Passes, before: dict[str, Any]) -> dict[str, Any]:
     """Return the position of ``passes`` after the end of a pass that was resumed at the position ``before``.
 
-    If a stateful loader has yielded no batch since it was resumed, the result contains its state in ``before``, because
-    a loader may have no state until its first batch.
+    If a stateful loader has yielded no batch since the resume, the loader may have no state yet. The result then
+    contains the loader's state in ``before``.
     """
     ended = [part["ended"] for part in before.get("parts", [before])]
     if any(ended) if getattr(passes.loader, "mode", None) == "min_size" else all(ended):
@@ -251,7 +251,7 @@ def _ahead(
             position = passes.position()
             if passes.fetches_here:
                 position["rng"] = rng_state()
-            passes.flight = position  # a checkpoint's position: the batch ahead is not processed
+            passes.flight = position  # for checkpoints: the batch ahead is not processed yet
         for batch in source:
             following = batch if move is None else move(batch)
             break

@@ -34,8 +34,8 @@ POSITION: Form = {
     "workers?": {count: (None, check_worker_state)}, "workers_after?": {count: (None, check_worker_state)},
     "seed?": COUNT,
 }  # fmt: skip
-"""The types of the entries of one loader's position. The entries with random states from the start of the pass are
-checked elsewhere.
+"""The types of the entries of one loader's position. ``loops/restart_checks.py`` checks the random states from the
+start of the pass.
 """
 
 
@@ -137,7 +137,7 @@ class Passes:
 
     def carry_over(self, position: Position) -> None:
         """Restore the states that the loader keeps between passes: the user's generators, and persistent workers."""
-        # a CombinedLoader's position lacks this entry
+        # the position of a CombinedLoader has no entry "given"
         if "given" in position:
             set_generator_states(self._generators, position["generators"])
             self._carry_over(position)
@@ -177,7 +177,9 @@ class Passes:
         return "loader" not in position
 
     def _resume(self, position: Position) -> None:
-        """Prepare the rest of the pass. The random state is that from the start of the interrupted pass."""
+        """Prepare the rest of the pass. The caller has restored the random state from the start of the interrupted
+        pass.
+        """
         self._prepared = without_restart(iter(self.loader))
         self._discard(self._prepared, 0, position["given"])
 

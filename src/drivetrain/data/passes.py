@@ -110,7 +110,7 @@ class CombinedPasses(Passes):
                 "Resume with the loaders it was saved with."
             )
         if self.loader.mode == "min_size" and any(its_position["ended"] for its_position in parts):
-            self.carry_over(position)  # ending the pass again would fetch from a longer loader
+            self.carry_over(position)  # resume() would fetch another batch from longer loaders
             self._over = True
             return
         for part, its_position in zip(self._parts, parts, strict=True):

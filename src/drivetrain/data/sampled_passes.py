@@ -71,7 +71,7 @@ class SampledPasses(Passes):
         self._states: dict[int, tuple[Any, Any]] = {}
         self._running: Iterator[Any] | None = None  # the iterator of this pass
         self._begun_at = 0.0  # when the iterator was created
-        self._carries_over = False  # the next pass's workers get a checkpoint's states
+        self._carries_over = False  # whether the workers of the next pass start with the random states of a checkpoint
 
     def close(self) -> None:
         for iterator in (self._running, kept_iterator(self._source)):
@@ -132,7 +132,7 @@ class SampledPasses(Passes):
     def position(self, states: bool = True) -> Position:
         position = {**super().position(states), "drawing": self._draws.drawing}
         if self._sample_seeds is not None:
-            position["seed"] = self._sample_seeds.seed  # workers' states do not matter
+            position["seed"] = self._sample_seeds.seed  # each sample is seeded, so workers need no state
         elif self._seeds is not None:
             inside = self._given % self._workers  # the number of workers that are done in this round
             position["workers"] = {
@@ -192,7 +192,7 @@ class SampledPasses(Passes):
         self._draws.skip(0, position["drawing"])
         self._draws.started = None
         if self._seeds is not None:
-            self._seeds.states = {}  # the workers have copies; later workers are seeded by torch
+            self._seeds.states = {}  # the running workers have copies of these states; torch seeds later workers
         self._discard(self._prepared, skipped, done)
 
     def _discarded(self, item: Any) -> None:

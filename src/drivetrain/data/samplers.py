@@ -113,8 +113,8 @@ def samples_in(loader: Any, batches: int) -> int | None:
     """Return the number of samples in the first ``batches`` batches of ``loader``, on all ranks together.
 
     Args:
-        loader: the loader of one rank. Unless :func:`share` has returned this loader, only this rank's samples are
-            counted.
+        loader: the loader of one rank. If the loader is a result of :func:`share`, the samples of all ranks are
+            counted; otherwise, only this rank's samples are counted.
         batches: the number of batches on this rank.
 
     Returns:
@@ -174,7 +174,7 @@ class RankBatches(SamplerProxy, ABC):
     """A batch sampler that yields this rank's part of each global batch: see the notes at the beginning of the file.
 
     Args:
-        order: an iterable with a length. Its items, which the ranks divide, are samples or complete batches.
+        order: an iterable with a length. The items are samples or complete batches, and are divided among the ranks.
         size: the number of samples or complete batches in a global batch.
         rank, world_size, agree: as for :func:`share`.
     """
@@ -250,8 +250,8 @@ class RankBatches(SamplerProxy, ABC):
         if self.draws:
             return self._drawn()
         own = rng_state()
-        # Several ranks may have part 0 of the data. If such a rank had rank 0's random state before, the rank keeps the
-        # state after the draw. The states then stay equal, for example when both ranks seed workers.
+        # Several ranks may have part 0 of the data. A rank that had rank 0's random state before the draw also has rank
+        # 0's state after the draw. Both ranks then, for example, seed their workers with the same number.
         in_step = self._rank == 0 and _alike(own, state)
         set_rng_state(state)
         set_generator_states(generators, drawing)
@@ -266,7 +266,8 @@ class RankBatches(SamplerProxy, ABC):
             return drawn_order(self._sampler)
         order = without_restart(iter(self._sampler))
         if type(self._sampler) is RandomSampler:
-            # with its first index, the sampler draws the seed of its generator: draw both now
+            # when its first index is requested, the sampler also draws a seed for its generator; this call requests the
+            # first index
             first = list(itertools.islice(order, 1))
             return itertools.chain(first, order)
         return iter(list(order))  # exhaust the sampler in rank 0's random state

@@ -117,7 +117,7 @@ class Engine(StateFiles):
             chosen = command_line.from_command_line(
                 accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
             )
-            given: Any = plugins  # Any, because Settings has the plugins of a Trainer
+            given: Any = plugins  # Any, because the annotations of Settings are for a Trainer
             plan = for_engine(resolve(Settings(plugins=given, check_collectives=check_collectives, **chosen)))
             if plan.layer_sync is not None:
                 raise ConfigurationError(
@@ -335,7 +335,9 @@ class Engine(StateFiles):
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
-        """Return a new context for a forward pass; ``None`` if there is no context, or a Trainer's step enters it."""
+        """Return a new context for a forward pass. Return ``None`` if the precision has no context, or if the step of a
+        Trainer enters the precision's context.
+        """
         if self.strategy.lightning_module is not None and familiar.enters_step_contexts(self.strategy):
             return None
         return self.precision.forward_context()
@@ -422,7 +424,8 @@ class Engine(StateFiles):
         )
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[None]:
-        """Context in which backward passes exchange no gradients, for all batches of an optimizer step but the last.
+        """Context in which backward passes exchange no gradients. Enter the context for all batches of an optimizer
+        step except the last batch.
 
         Args:
             module: a module that :meth:`setup` returned.

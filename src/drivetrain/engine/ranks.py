@@ -33,7 +33,9 @@ R = TypeVar("R")
 
 
 class RankFacts:
-    """The ranks and sizes of the job as properties, for the Engine and the Trainer, which have a ``strategy``."""
+    """Base class of the Engine and the Trainer: properties that read the ranks and sizes of the job from
+    ``strategy``.
+    """
 
     strategy: Strategy
 

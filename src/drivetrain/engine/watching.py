@@ -60,7 +60,7 @@ def join(strategy: Any, starts_elsewhere: bool) -> Sheet | None:
         if strategy.local_rank == 0:
             try:
                 sheet = sheet or _make(strategy)
-            finally:  # always: other ranks may have no sheet
+            finally:  # even after an error, because other ranks wait for the key
                 store.set(key, str(sheet.folder) if sheet else "")
         elif sheet is None:
             store.wait([key], timedelta(seconds=_MEETING_S))

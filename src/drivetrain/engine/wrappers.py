@@ -62,7 +62,8 @@ class Mover(Protocol):
 
 
 class OptimizerHandle:
-    """Wraps an optimizer. Can replace ``step`` and ``zero_grad``; its other attributes are those of the optimizer.
+    """Wraps an optimizer. Wraps an optimizer, whose methods ``step`` and ``zero_grad`` the wrapper can replace; other
+    attributes are the optimizer's.
 
     For ``isinstance``, the wrapper has the optimizer's class. Schedulers accept both the wrapper and the optimizer.
 
@@ -126,7 +127,7 @@ def unwrapped(optimizer: Any) -> Optimizer:
 
 
 def requires_closure(optimizer: Optimizer) -> bool:
-    """Return whether the optimizer's ``step`` must be called with a closure, as that of LBFGS."""
+    """Return whether the optimizer's ``step`` must be called with a closure, as the ``step`` of LBFGS must be."""
     parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
@@ -156,7 +157,7 @@ class EngineModule(nn.Module):
         own["_converts"] = bool(own["_convert"] or of_users or numbers.forward_context() is not None)
         own["_convert_output"] = of_users or in_default_dtype
         if not own["_converts"]:
-            own["forward"] = forward_module.__call__  # the engine adds nothing: no own forward
+            own["forward"] = forward_module.__call__  # the engine adds nothing to the forward pass
         own["_watch"] = _FirstCall() if own["_converts"] or forward_module is not original else None
         # ``begin`` registers hooks. torch would compile these hooks if the module is compiled in place.
         if own["_watch"] is not None and compiled_call(original) is None:
@@ -187,7 +188,7 @@ class EngineModule(nn.Module):
         convert = self._convert
         if convert is not None:
             args, kwargs = convert(args), convert(kwargs)
-        # A new context in each call, because this function may call itself, and an autocast object stores only one
+        # Each call needs a new context, because this function may call itself, and an autocast object stores only one
         # outer state.
         context = self._numbers.forward_context()
         with context or nullcontext():
@@ -315,10 +316,10 @@ class EngineModule(nn.Module):
 
 
 class _FirstCall:
-    """Warns if the first training forward pass bypasses the wrapper; then removes its hooks."""
+    """Hooks that warn if the first forward pass in training bypasses the wrapper; the pass removes the hooks."""
 
     def __init__(self) -> None:
-        self._wrapper: int | None = None  # an id, because a reference would form a cycle
+        self._wrapper: int | None = None  # an id, because a reference to the wrapper would form a cycle
         self._handles: list[Any] = []
 
     def begin(self, wrapper: nn.Module, original: nn.Module) -> None:
@@ -334,7 +335,7 @@ class _FirstCall:
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         if self._wrapper is None or not (torch.is_grad_enabled() and module.training):
-            return  # without gradients, the original may be called
+            return  # without gradients, the program may call the original module
         past = id(module) != self._wrapper
         self.end()
         if past:

@@ -50,7 +50,7 @@ else:
                 return bound
             name, cls = bound.__name__, type(instance).__name__
 
-            # raise in the call, not in the lookup, because inspect reads all attributes
+            # raise when the method is called, not when the attribute is read, because inspect reads all attributes
             def refuse(*args, **kwargs):
                 raise _CalledOnInstance(
                     f"{name} was called on an instance of {cls}, and it returns a new one and leaves this one as it "
@@ -75,7 +75,9 @@ _PARTS_OF_A_RUN = PARTS_WITHOUT_REFERENCES | HYPERPARAMETERS | {"callbacks", "lo
 
 
 class _CalledOnInstance(ConfigurationError, TypeError):
-    """A class method was called on an instance; also a TypeError, as for other wrong calls."""
+    """A class method was called on an instance; the error is also a TypeError, because Python raises TypeErrors for
+    wrong calls.
+    """
 
 
 class LoadableMixin:
@@ -124,8 +126,9 @@ class LoadableMixin:
 
         Raises:
             CheckpointError: the file cannot be read, or its weights do not fit.
-            ConfigurationError: a required argument of ``__init__`` is missing, or the checkpoint contains only its
-                description; the file of hyperparameters cannot be read; or this method was called on an instance.
+            ConfigurationError: this method was called on an instance, the file of hyperparameters cannot be read, a
+                required argument of ``__init__`` is missing, or the checkpoint contains only a description of this
+                argument.
         """
         is_module = issubclass(cls, nn.Module)
         location = "cpu" if map_location is None else map_location
@@ -196,7 +199,7 @@ def encode_hparams(obj: Any, values: Any) -> Any:
     """Return the hyperparameters of ``obj`` as plain data, which can be loaded without running code.
 
     Values that are not plain data are replaced by descriptions. One warning names all replaced values. Later calls do
-    not warn again of these values.
+    not warn about these values again.
     """
     noted: list[str] = []
     encoded = plain.encode(values, "", describe=True, noted=noted)

@@ -72,8 +72,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Create a module. If ``__init__`` registers a layer before it calls ``super().__init__()``, an error with a
-        cure is raised.
+        """Create a module. If ``__init__`` registers a layer before the call of ``super().__init__()``, the module
+        raises an error that says what to change.
         """
         new: Any = super().__new__
         module: Self = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
@@ -132,7 +132,9 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     _toggles: list[_Toggle]
 
     def configure_callbacks(self) -> list[Callback] | Callback:
-        """Return callbacks for every run of this module, which replace the Trainer's callbacks of their classes."""
+        """Return callbacks for every run of this module. A returned callback replaces all callbacks of the Trainer that
+        have the same class.
+        """
         return []
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:

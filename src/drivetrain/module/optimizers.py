@@ -63,8 +63,8 @@ def parameters_of(optimizer: Any) -> list[nn.Parameter]:
 
 
 def loses_gradients(call: str, accumulate: int) -> ConfigurationError:
-    """Return the error for code, described by ``call``, that clears gradients between the batches of one optimizer
-    step.
+    """Return the error for code that clears gradients between the batches of one optimizer step. ``call`` describes the
+    code.
     """
     return ConfigurationError(
         f"{call} was called between the batches of one optimizer step (accumulate_grad_batches={accumulate}), and "
