@@ -11,8 +11,7 @@ import os
 from collections.abc import Sequence
 
 VARIABLE = "DRIVETRAIN_COMPAT"
-"""The environment variable with the switches of :mod:`drivetrain.parity`, separated by commas; "none" if there are
-none.
+"""The environment variable with the names of switches (see :mod:`drivetrain.parity`), separated by commas, or "none".
 """
 
 GENERATION = f"{VARIABLE}_GENERATION"

@@ -60,7 +60,7 @@ L = TypeVar("L")
 MANY = 10**8
 """A permutation of this many samples or more has 32-bit indices."""
 TOGETHER = 64
-"""The number of batches whose indices are sliced by one call, which takes half as long as one call per batch."""
+"""The number of batches whose indices one call slices. One call per batch would take twice as long."""
 Order = Tensor | range
 """The order of samples: their indices in a data set."""
 
@@ -142,8 +142,7 @@ class _Fetch:
         dataset: the user's data set.
         pins: whether batches are written into pinned memory.
         checked: all tensors of a TensorDataset, if the last batch was fetched with one index operation for each tensor;
-            otherwise ``None``. For the next batch, only those attributes of these tensors are checked again that code
-            can change.
+            otherwise ``None``. Before the next batch, only the attributes in ``_CHANGEABLE`` are checked again.
     """
 
     def __init__(self, dataset: Any, pins: bool) -> None:
@@ -297,7 +296,7 @@ def _is_torchs(function: Any) -> bool:
 
 _CHANGEABLE, _PLAIN = attrgetter("__class__", "is_cpu", "requires_grad"), {(Tensor, True, False)}
 """A function that reads the attributes that code can change on a tensor, and the values of these attributes for a
-:class:`torch.Tensor` on the CPU without gradient.
+:class:`torch.Tensor` on the CPU that requires no gradient.
 """
 
 _SEQUENCES = (list, tuple, range)

@@ -251,7 +251,7 @@ def _ahead(
             position = passes.position()
             if passes.fetches_here:
                 position["rng"] = rng_state()
-            passes.flight = position  # for checkpoints: the batch ahead is not processed yet
+            passes.flight = position  # checkpoints contain the position before the batch ahead
         for batch in source:
             following = batch if move is None else move(batch)
             break

@@ -251,7 +251,7 @@ class RankBatches(SamplerProxy, ABC):
             return self._drawn()
         own = rng_state()
         # Several ranks may have part 0 of the data. A rank that had rank 0's random state before the draw also has rank
-        # 0's state after the draw. Both ranks then, for example, seed their workers with the same number.
+        # 0's state after the draw. All these ranks then, for example, seed their workers with the same number.
         in_step = self._rank == 0 and _alike(own, state)
         set_rng_state(state)
         set_generator_states(generators, drawing)

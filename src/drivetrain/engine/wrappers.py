@@ -62,8 +62,7 @@ class Mover(Protocol):
 
 
 class OptimizerHandle:
-    """Wraps an optimizer. Wraps an optimizer, whose methods ``step`` and ``zero_grad`` the wrapper can replace; other
-    attributes are the optimizer's.
+    """Wraps an optimizer. The wrapper can replace ``step`` and ``zero_grad``; all other attributes are the optimizer's.
 
     For ``isinstance``, the wrapper has the optimizer's class. Schedulers accept both the wrapper and the optimizer.
 

@@ -392,8 +392,7 @@ class HookTable:
         return (self.bind_method(name) or getattr(self._module, name))(*args)
 
     def call_on(self, owner: Any, name: str, *args: Any) -> Any:
-        """Call the method ``name`` of ``owner``. For the module, use :meth:`call_method`; any other owner is the
-        datamodule.
+        """Call the method ``name`` of ``owner``: the module, through :meth:`call_method`, or the datamodule.
         """
         if owner is self._module:
             return self.call_method(name, *args)

@@ -24,7 +24,7 @@ from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean
 with on_first_use:
     from drivetrain.base import configs
 
-# The default value that a dataclass's __init__ has for the argument of a field with a default factory.
+# The default value of an argument of a dataclass's __init__ if the argument's field has a default factory.
 _FACTORY_DEFAULT: Any = getattr(dataclasses, "_HAS_DEFAULT_FACTORY", object())
 
 
@@ -193,8 +193,8 @@ class HyperparametersMixin:
 
     @property
     def hparams_initial(self) -> AttributeDict:
-        """A copy of the hyperparameters, made at the call of :meth:`save_hyperparameters`. Hyperparameters that are
-        modules are not copied.
+        """A copy of the hyperparameters with the values that :meth:`save_hyperparameters` has saved. Hyperparameters
+        that are modules are not copied.
         """
         return _snapshot(self.__dict__.get("_hparams_initial", {}))
 
