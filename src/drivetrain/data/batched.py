@@ -15,11 +15,11 @@ The user's loader and data set do not change. This module iterates a copy of the
 samplers and generator, and so draws the same random numbers.
 
 [Note: without torch's iterator]
-If there are no workers, torch's iterator draws a seed, and then gets indices from the batch sampler and samples from
-the data set, inside a profiler range. :func:`iterate` does the same with fewer function calls. If torch's BatchSampler
-draws from torch's RandomSampler or SequentialSampler, the indices of a batch are a slice of a tensor or range, and not
-one Python number per sample. Each random number is drawn from the same generator, and at the same point of the pass, as
-in torch.
+If there are no workers, torch's iterator first draws a seed. Inside a profiler range, torch's iterator then gets
+indices from the batch sampler and samples from the data set. :func:`iterate` does the same with fewer function calls.
+If torch's BatchSampler draws from torch's RandomSampler or SequentialSampler, the indices of a batch are a slice of a
+tensor or range, and not one Python number per sample. Each random number is drawn from the same generator, and at the
+same point of the pass, as in torch.
 
 Before the first pass without torch's iterator, this module iterates toy loaders with and without torch's iterator, and
 compares the batches and random states. The module uses torch's iterator if the batches or states differ, if code has
@@ -84,7 +84,7 @@ def start_pass(loader: Any, pins: bool = False) -> Iterator[Any]:
 
 
 def iterate(source: DataLoader[Any]) -> Iterator[Any]:
-    """Start a pass over ``source``: a result of :func:`batched`, or a copy of such a loader with another sampler."""
+    """Start a pass over ``source``: a result of :func:`batched`, or a copy of a result with another sampler."""
     return _iterate_plainly(source) if _can_iterate_plainly(source) else iter(source)
 
 
@@ -142,7 +142,8 @@ class _Fetch:
         dataset: the user's data set.
         pins: whether batches are written into pinned memory.
         checked: all tensors of a TensorDataset, if the last batch was fetched with one index operation for each tensor;
-            otherwise ``None``. Before the next batch, only the attributes in ``_CHANGEABLE`` are checked again.
+            otherwise ``None``. Before the next batch, only properties of these tensors that can have changed are
+            checked again.
     """
 
     def __init__(self, dataset: Any, pins: bool) -> None:
@@ -270,7 +271,7 @@ def _is_plain(tensor: Any) -> bool:
         and tensor.layout is torch.strided
         and tensor.is_cpu
         and tensor.is_contiguous()
-        and tensor.numel() > 0  # with empty rows, torch checks no indices
+        and tensor.numel() > 0  # torch does not check indices of empty rows
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
 

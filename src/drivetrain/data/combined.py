@@ -44,9 +44,9 @@ class CombinedLoader:
     Args:
         iterables: a loader, or nested lists, tuples, named tuples, mappings and dataclasses of loaders. A list or tuple
             that contains only strings and numbers, at any depth, is one loader whose batches are its elements.
-        mode: "min_size" ends with the first loader that ends. "max_size_cycle" ends when each loader has ended once; a
-            loader that ends before that starts again. "max_size" ends when all loaders have ended; loaders that have
-            already ended yield ``None``. "sequential" iterates one loader after another.
+        mode: "min_size" ends with the first loader that ends. "max_size_cycle" ends when each loader has ended once.
+            Until then, a loader that ends is started again. "max_size" ends when all loaders have ended; loaders that
+            have already ended yield ``None``. "sequential" iterates one loader after another.
 
     Raises:
         ConfigurationError: the mode is unknown, or a leaf of the tree is not iterable.
@@ -218,8 +218,8 @@ class CombinedLoader:
     def _starts(self) -> Starts:
         return [partial(_start, loader, limit) for loader, limit in self._limited()]
 
-    # The following methods keep no iterator in a local variable, so that the iterators are freed when the for statement
-    # ends, even if an exception ends it.
+    # The following methods keep no iterator in a local variable. The end of the for statement, also after an exception,
+    # therefore frees the iterators.
 
     def _one_by_one(self) -> Generator[tuple[Any, int, int], None, None]:
         for dataloader_idx, start in enumerate(self._starts()):

@@ -113,8 +113,8 @@ def feed(
         batches: a loader, or a :class:`Passes` object. This function creates one iterator of ``batches``.
         num_batches: the maximum number of batches, or ``inf``.
         move: moves a batch to the device as soon as the batch is fetched; ``None`` if an overridden transfer hook moves
-            it later. If the first batch is already on the device, ``move`` is not called for the other batches of this
-            pass.
+            the batch later. If the first batch is already on the device, ``move`` is not called for the other batches
+            of this pass.
         ahead: the result of :func:`fetches_ahead`.
         resumed: the position of a resumed pass; ``None`` for a new pass.
         started: the iterator over ``batches``, if it was already created.
@@ -366,8 +366,8 @@ def make_room_for_sockets(loader: Any) -> None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` on the loader's sampler, batch sampler, the batch sampler's own sampler, and iterable-style
-    dataset, if they have this method.
+    """Call ``set_epoch`` on each of these objects with this method: the loader's sampler, the loader's batch sampler,
+    the batch sampler's own sampler, and the loader's iterable-style dataset.
     """
     if isinstance(loader, CombinedLoader):
         for part in loader.flattened:

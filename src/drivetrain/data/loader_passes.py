@@ -43,8 +43,8 @@ class Passes:
     """The passes over one loader. An epoch has one pass, or several for a loader in a CombinedLoader.
 
     To resume a pass, this class iterates the loader from its start, and discards the finished batches. Subclasses
-    resume in other ways. The remaining batches equal those of the interrupted pass if they depend only on random
-    numbers that the loader itself draws.
+    resume in other ways. The remaining batches equal the batches of the interrupted pass if batches depend only on
+    random numbers that the loader itself draws.
 
     Args:
         loader: any re-iterable object.

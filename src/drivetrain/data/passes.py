@@ -5,8 +5,8 @@ a pass.
 A loader with ``state_dict`` and ``load_state_dict`` saves its position itself. A torch DataLoader over a map-style
 dataset starts in the random state in which the interrupted pass was started, so that its sampler draws the same order.
 The sampler skips the indices of finished batches, so that these batches are not fetched. Any other loader is iterated
-again from its start, and finished batches are discarded. The remaining batches are then correct if they depend only on
-random numbers that the loader itself draws.
+again from its start, and finished batches are discarded. The remaining batches are then correct if batches depend only
+on random numbers that the loader itself draws.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class SampledPasses(Passes):
 
     def resume(self, position: Position) -> None:
         super().resume(position)
-        # also for a pass that has ended, because its position may be saved again
+        # also if the pass has ended, because another checkpoint may contain this position
         self._draws.drawing = position["drawing"]
 
     def _restore_seed(self, position: Position) -> None:
@@ -223,7 +223,7 @@ class _Draws(SamplerProxy):
         """Let the next iteration skip its first ``count`` draws. ``drawing``: the random state before these draws."""
         self._skip, self.drawing = count, drawing
 
-    def __iter__(self) -> Iterator[Any]:  # DataLoaders with workers call this twice
+    def __iter__(self) -> Iterator[Any]:  # DataLoaders with workers call __iter__ twice
         # iter() is called here and not in the generator, because it may draw a random number
         return self._started(iter(self._sampler))
 
@@ -288,8 +288,8 @@ _fits = [0]  # number of fits that run in this process
 def workers_outlive_sigterm(outlive: bool) -> None:
     """Count the running fits: add one if ``outlive``, else subtract one. While a fit runs, workers ignore SIGTERM.
 
-    A SIGTERM to the process group reaches the rank and its workers. The rank needs the workers' batches until it has
-    saved a checkpoint. Workers always ignore Ctrl-C, because their rank ends them.
+    A SIGTERM to the process group reaches the rank and its workers. The rank needs the workers' batches until the rank
+    has saved a checkpoint. Workers always ignore Ctrl-C, because their rank ends them.
     """
     _fits[0] += 1 if outlive else -1
     for byte in _outlives:

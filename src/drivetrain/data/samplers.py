@@ -1,10 +1,10 @@
 """Split each batch among the processes that train on one data set.
 
 [Note: one order]
-All ranks draw the *same* order of samples: the order that rank 0 would draw if it trained alone, from the user's own
-sampler, with rank 0's random state. A *global batch* contains the samples of all ranks in one step. Each rank processes
-a slice of the global batch. The sequence of global batches therefore depends on the global batch size, but not on the
-number of ranks. A loader with ``shuffle=False`` keeps its order.
+All ranks draw the *same* order of samples: the order that rank 0 would draw if rank 0 trained alone. The user's own
+sampler draws this order in rank 0's random state. A *global batch* contains the samples of all ranks in one step. Each
+rank processes a slice of the global batch. The sequence of global batches therefore depends on the global batch size,
+but not on the number of ranks. A loader with ``shuffle=False`` keeps its order.
 
 [Note: uneven ends]
 All ranks yield the same number of batches. If the last global batch does not divide evenly, the sizes of the slices
@@ -197,7 +197,7 @@ class RankBatches(SamplerProxy, ABC):
     def __len__(self) -> int:
         first, left = self.batches_before(), self._total() - self.divided_from
         if self._drop_last:
-            return first + max(left // self._size, int(first > 0))  # resumed: at least one batch
+            return first + max(left // self._size, int(first > 0))  # a resumed pass has at least one batch
         return first - (-left // self._size)
 
     def _total(self) -> int:

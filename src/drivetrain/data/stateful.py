@@ -20,8 +20,8 @@ def samples_of_all_ranks(position: Any) -> int | None:
     """Return the number of the epoch's samples that all ranks together have received, if the loader's state contains
     it; else ``None``.
 
-    The number is the entry ``sample_in_epoch`` of the loader's state, or of the dataset's state inside it. A loader
-    with such a state can divide the rest of the epoch among any number of ranks.
+    The number is the entry ``sample_in_epoch`` of the loader's state, or of the dataset's state inside the loader's
+    state. A loader with such a state can divide the rest of the epoch among any number of ranks.
 
     Args:
         position: the position of a pass.
@@ -63,7 +63,7 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
     Returns: If a limit or the user had ended the pass early: its remaining batches, which the caller must pass to
     :func:`leave` before the next pass. Else: ``None``.
     """
-    if not begun or hasattr(loader, "__next__"):  # such a loader continues at its position
+    if not begun or hasattr(loader, "__next__"):  # a loader that is its own iterator continues at its position
         loader.load_state_dict(copy.deepcopy(state))
         return None
     rest = rest_of_pass(loader, state, whole)

@@ -453,7 +453,9 @@ class Engine(StateFiles):
         return self._verbs.tensor_context()
 
     def sharded_model(self) -> AbstractContextManager[Any]:
-        """Context in which a sharding strategy can shard new layers; it does nothing with other strategies."""
+        """Context in which a sharding strategy can shard new layers; with other strategies, the context does
+        nothing.
+        """
         return self._verbs.sharded_context()
 
     # ---- callbacks and logging -----------------------------------------------------------------------------------

@@ -33,8 +33,7 @@ R = TypeVar("R")
 
 
 class RankFacts:
-    """Properties that read the ranks and sizes of the job from ``strategy``, for the Engine and the Trainer.
-    """
+    """Properties that read the ranks and sizes of the job from ``strategy``, for the Engine and the Trainer."""
 
     strategy: Strategy
 

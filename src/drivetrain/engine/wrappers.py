@@ -134,8 +134,8 @@ def requires_closure(optimizer: Optimizer) -> bool:
 class EngineModule(nn.Module):
     """A module whose ``forward`` runs in the engine's precision and through the strategy's wrapper.
 
-    The wrapper has the original module's parameters, buffers and children, under the original names. Other attributes
-    of the wrapper are attributes of the original module, also when they are set. If the precision changes the forward
+    The wrapper has the original module's parameters, buffers and children, under the original names. All other
+    attributes are read from the original module, and set on the original module. If the precision changes the forward
     pass, floating-point results are converted to torch's default dtype, so that a loss is not computed in 16 bits.
 
     Args:
@@ -388,7 +388,7 @@ class EngineLoader:
     def __iter__(self) -> Iterator[Any]:
         set_epoch(self._loader, self._passes)
         if self._seeds is not None:
-            self._seeds.epoch = partial(int, self._passes)  # a number, not a reference to self
+            self._seeds.epoch = partial(int, self._passes)  # the present number, without a reference to self
         self._passes += 1
         device, own = self._device, None if self._mover is None else self._mover.batch_to_device
         # Batches that user code moves are not pinned, because the code could change memory that the device still reads.

@@ -233,7 +233,7 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
     with nullcontext() if draws else isolate_rng(), torch.no_grad(), logbooks.without_logging(module):
         try:
             for part in parts:
-                # not eval(), which would call a user's train(), whose other effects could not be undone
+                # not eval(), because eval() calls a user's train(), which may have other effects that cannot be undone
                 part.training = False
             yield
         finally:

@@ -295,7 +295,7 @@ class HookTable:
     def bind(self, hook: str, dataloader_idx: int | None = None) -> tuple[Call, ...]:
         """Return a tuple with one function, which calls all overrides of ``hook`` in order; () without overrides."""
         before, after = self._callback_calls(hook)
-        if after and hook == "on_train_epoch_end":  # these callbacks may read values that the module logs
+        if after and hook == "on_train_epoch_end":  # the callbacks may read values that the module logs
             after = [lambda *_: self._book.agree_on_epoch("train"), *after]
         calls = [*before, *self._module_calls(hook), *after, *self._strategy_calls(hook)]
         bound = (self._scoped(hook, calls, dataloader_idx),) if calls else ()
@@ -309,7 +309,9 @@ class HookTable:
         return (self._scoped(hook, [*before, *after]),) if before or after else ()
 
     def bind_method(self, name: str) -> Call | None:
-        """Return the module's method ``name`` if overridden, else ``None``. Values that it logs belong to this hook."""
+        """Return the module's method ``name`` if overridden, else ``None``. The scope of logged values is the hook
+        ``name``.
+        """
         if not overrides(self._module, name, self._module_base):
             return None
         method = self._measured(self._module, "LightningModule", name)
@@ -392,8 +394,7 @@ class HookTable:
         return (self.bind_method(name) or getattr(self._module, name))(*args)
 
     def call_on(self, owner: Any, name: str, *args: Any) -> Any:
-        """Call the method ``name`` of ``owner``: the module, through :meth:`call_method`, or the datamodule.
-        """
+        """Call the method ``name`` of ``owner``: the module, through :meth:`call_method`, or the datamodule."""
         if owner is self._module:
             return self.call_method(name, *args)
         return self._measured(owner, "LightningDataModule", name)(*args)

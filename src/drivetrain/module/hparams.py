@@ -57,7 +57,7 @@ class AttributeDict(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         if name in self:
             return self[name]
-        if name.startswith("__"):  # copy and pickle look up such names
+        if name.startswith("__"):  # copy and pickle look up names such as __deepcopy__
             raise AttributeError(name)
         raise AttributeError(_no_hyperparameter(self, name))
 

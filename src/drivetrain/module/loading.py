@@ -75,8 +75,7 @@ _PARTS_OF_A_RUN = PARTS_WITHOUT_REFERENCES | HYPERPARAMETERS | {"callbacks", "lo
 
 
 class _CalledOnInstance(ConfigurationError, TypeError):
-    """A class method was called on an instance; the error is also a TypeError, which Python raises for wrong calls.
-    """
+    """A class method was called on an instance; the error is also a TypeError, which Python raises for wrong calls."""
 
 
 class LoadableMixin:
@@ -111,7 +110,8 @@ class LoadableMixin:
         without hyperparameters is valid. For a module, a file with a plain state dict is also valid.
 
         Args:
-            checkpoint_path: the path of a checkpoint that the Trainer wrote, or such a file, opened for reading bytes.
+            checkpoint_path: the path of a checkpoint that the Trainer wrote, or a file object that reads the bytes of
+                such a checkpoint.
             map_location: the device onto which the weights are read, as for ``torch.load``. The module is also moved to
                 this device. ``None``: the weights are read to the host, and the module is not moved.
             hparams_file: hyperparameters that replace those in the checkpoint: a ``.yaml`` file, or a ``.csv`` file
@@ -256,7 +256,7 @@ def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[Any, str | 
 
 
 def hyperparameters_in(path: str) -> Mapping[str, Any]:
-    """Return those of a module's hyperparameters in the checkpoint ``path`` that are plain data. If the hyperparameters
+    """From the checkpoint ``path``, return the module's hyperparameters that are plain data. If the hyperparameters
     were saved as the items of one object, return {}.
     """
     with naming(path):

@@ -78,7 +78,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         new: Any = super().__new__
         module: Self = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
         registries = _NotYet(cls.__name__)
-        for name in STORES:  # torch replaces them
+        for name in STORES:  # torch replaces these attributes
             module.__dict__[name] = registries
         return module
 

@@ -35,7 +35,7 @@ _FORMS = (
 
 
 class LightningOptimizer(OptimizerHandle):
-    """Wraps an optimizer for ``self.optimizers()``. Its attributes, except ``step``, are those of the optimizer.
+    """Wraps an optimizer for ``self.optimizers()``. All attributes except ``step`` are the optimizer's.
 
     ``step`` first unscales gradients if the precision scales them. Then ``step`` calls ``on_before_optimizer_step``,
     and clips if the Trainer is configured to clip. After the optimizer's step, ``step`` increases ``global_step``.

@@ -1,7 +1,7 @@
 """The methods and attributes of precisions that have Lightning's names and signatures. These methods call the methods
 of :class:`drivetrain.precision.precision.Precision`.
 
-[Note: Lightning's signatures] This library calls ``backward(loss, ...)`` between the backward hooks, can call
+[Note: Lightning's signatures] drivetrain calls ``backward(loss, ...)`` between the backward hooks, can call
 ``optimizer_step(optimizer, model, closure, ...)`` without a closure, and passes ``norm_type`` to clipping. Lightning
 calls ``backward`` also with the model and the optimizer, always calls ``optimizer_step`` with a closure, and clips with
 only one norm. Lightning's ``forward_context`` may have a parameter for the device type. Lightning's ``state_dict`` and
@@ -261,7 +261,7 @@ def adapt(cls: type[Any]) -> None:
 
 
 def _backward(method: Method) -> Method:
-    parties = max(0, min(2, _named(method) - 1))  # the number of parameters after the loss, at most 2 (model, optimizer)
+    parties = max(0, min(2, _named(method) - 1))  # the number of parameters for model and optimizer
 
     @functools.wraps(method)
     def backward(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:

@@ -33,7 +33,7 @@ from drivetrain.trainer.stopping import why_ended
 
 Trainer = Any  # not imported, because the Trainer's module imports this one by name
 
-_GIT_WAIT_S = 5.0  # git starts with the fit; the end of the fit waits at most this long for git
+_GIT_WAIT_S = 5.0  # git is called when a fit begins; the end of the fit waits at most this long for the answer
 
 
 def begin(trainer: Trainer, resumed_from: str | None) -> None:
