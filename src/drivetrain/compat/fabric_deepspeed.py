@@ -58,8 +58,8 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     Set up a module together with its optimizer. ``fabric.backward(loss)`` and ``optimizer.step()`` call DeepSpeed's
     engine. To accumulate gradients, set ``gradient_accumulation_steps`` in the engine's configuration, or use
-    ``fabric.no_backward_sync``. The strategy steps a scheduler passed to ``fabric.setup`` after each optimizer step.
-    Checkpoints are folders in DeepSpeed's own format.
+    ``fabric.no_backward_sync``. After each optimizer step, the strategy steps the scheduler that was passed to
+    ``fabric.setup``. Checkpoints are folders in DeepSpeed's own format.
 
     Args:
         accelerator, parallel_devices, cluster_environment, precision, process_group_backend, timeout: as for DDP.

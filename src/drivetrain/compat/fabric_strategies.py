@@ -119,7 +119,7 @@ class FabricVerbs(Verbs):
         if move_to_device:
             strategy.module_to_device(converted)
         follow(optimizers, before, module)
-        # Otherwise the base class's setup_module() would convert the module again.
+        # With ``_converted``, the base class's setup_module() does not convert the module again.
         with standing_for(strategy, lightning_module=converted, _converted=converted):
             if optimizers:
                 given = () if scheduler is None else (scheduler,)

@@ -62,7 +62,7 @@ MANY = 10**8
 TOGETHER = 64
 """The number of batches whose indices one call slices. One call per batch would take twice as long."""
 Order = Tensor | range
-"""The order of samples: their indices in a data set."""
+"""The order of samples, as indices in a data set."""
 
 
 def start_pass(loader: Any, pins: bool = False) -> Iterator[Any]:
@@ -252,7 +252,9 @@ def _pinned_rows(tensor: Tensor, count: int) -> Tensor:
 
 
 def _tensors(data: Any) -> Any:
-    """Return the tensors or parts of ``data`` if it is a tensor or an unchanged torch dataset; else ``None``."""
+    """Return the tensors or datasets inside an unchanged torch dataset; for a tensor, ``(data,)``; otherwise
+    ``None``.
+    """
     kind = type(data)
     if kind is Tensor:
         return (data,)

@@ -162,8 +162,8 @@ class CombinedLoader:
         """Let the next pass continue a saved pass. The caller has already set the loaders to their saved positions.
 
         Args:
-            ended: for each loader, whether it has already ended once in the saved pass. Only "max_size_cycle" uses
-                this.
+            ended: for each loader, whether it has already ended once in the saved pass. Only "max_size_cycle" uses this
+                argument.
         """
         self._ended = list(ended)
 

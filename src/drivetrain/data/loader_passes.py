@@ -173,7 +173,7 @@ class Passes:
         self._resume(position)
 
     def _fits(self, position: Position) -> bool:
-        """Whether ``position`` belongs to the same kind of loader."""
+        """Whether ``position`` was saved for a loader of this kind."""
         return "loader" not in position
 
     def _resume(self, position: Position) -> None:

@@ -51,7 +51,7 @@ def is_replayed(loader: Any) -> bool:
 
 
 class CombinedPasses(Passes):
-    """The passes over a CombinedLoader, each of whose loaders is resumed at its position."""
+    """The passes over a CombinedLoader; each loader inside the CombinedLoader is resumed at a position of its own."""
 
     can_repeat = False  # the loaders cannot go back by one batch
 
@@ -73,7 +73,9 @@ class CombinedPasses(Passes):
             part.start_epoch()
 
     def _limit_parts(self) -> None:
-        """Set the limit of each loader's passes. After a resume, the limit also counts the batches from before."""
+        """Set the limit of each loader's passes. After a resume, the limit also counts the batches from before the
+        resume.
+        """
         limits = self.loader.limits or [_INF] * len(self._parts)
         for part, limit in zip(self._parts, limits, strict=True):
             part.limit = limit

@@ -137,9 +137,9 @@ def order_of(loader: Any) -> dict[str, Any] | None:
     """Return a description of the order in which a loader draws its samples, for comparison with another loader.
 
     Returns: ``None`` unless the loader is a DataLoader over a map-style dataset; else a dictionary. ``sampler``: the
-    name of the sampler's class. ``samples``: the number of samples that it draws, or ``None``. ``dataset``: the length
-    of the dataset, or ``None``. ``options``: the sampler's attributes that determine the order. ``own_batches``:
-    whether a user's batch sampler makes the batches, so that positions count batches.
+    name of the sampler's class. ``samples``: the number of samples that the sampler draws, or ``None``. ``dataset``:
+    the length of the dataset, or ``None``. ``options``: the sampler's attributes that determine the order.
+    ``own_batches``: whether a user's batch sampler makes the batches, so that positions count batches.
     """
     if not (place := drawn_by(loader)):
         return None
@@ -205,7 +205,7 @@ class RankBatches(SamplerProxy, ABC):
         return len(self._sampler)
 
     def batches_before(self) -> int:
-        """Return the number of batches for which the items before :attr:`divided_from` count."""
+        """Return as how many batches the items before :attr:`divided_from` count."""
         return max(self.divided_from // self._size, 1) if self.divided_from else 0
 
     def items_in(self, batches: int) -> int:
@@ -222,7 +222,9 @@ class RankBatches(SamplerProxy, ABC):
             yield start, (start := min(stop, total))
 
     def uneven_from(self) -> float:
-        """Return the number of the first global batch whose parts may have unequal sizes; ``inf`` if there is none."""
+        """Return the index of the first global batch whose parts may have unequal sizes; ``inf`` if there is no such
+        batch.
+        """
         if self._size % self.world_size:
             return 0
         whole, rest = divmod(self._total() - self.divided_from, self._size)

@@ -17,8 +17,8 @@ def is_stateful(loader: Any) -> bool:
 
 
 def samples_of_all_ranks(position: Any) -> int | None:
-    """Return the number of the epoch's samples that all ranks together have received, if the loader's state contains
-    it; else ``None``.
+    """Return how many samples of the epoch all ranks together have received, if the loader's state contains this
+    number; else ``None``.
 
     The number is the entry ``sample_in_epoch`` of the loader's state, or of the dataset's state inside the loader's
     state. A loader with such a state can divide the rest of the epoch among any number of ranks.
@@ -71,7 +71,7 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
 
 
 def leave(rest: Iterator[Any]) -> None:
-    """Abandon ``rest``; if ``rest`` has not begun, fetch its first batch before.
+    """Abandon ``rest``. If ``rest`` has not begun, first fetch its first batch.
 
     The code of a generator function runs only when the first batch is requested. Until then, the loader has not used
     the loaded state. Without this fetch, the loader's next pass would yield the rest of the old pass.

@@ -66,7 +66,7 @@ def loggable(metrics: Mapping[str, Any]) -> Collection[Any]:
     """
     for name, value in metrics.items():
         is_list = isinstance(value, (list, tuple)) and all(isinstance(each, (Number, Tensor)) for each in value)
-        count = math.prod(getattr(value, "shape", ())) if hasattr(value, "item") else 1  # a numpy array or scalar, too
+        count = math.prod(getattr(value, "shape", ())) if hasattr(value, "item") else 1  # NumPy's values have item()
         if is_list or count != 1:
             given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else described(value)
             raise UnloggableError(

@@ -37,7 +37,7 @@ _RANK_FILES = "drivetrain_rank_files"  # entry: the files of all ranks except ra
 
 
 class Verbs:
-    """The methods of one strategy, as an Engine calls them.
+    """Calls the methods of one strategy for an Engine.
 
     Args:
         strategy: the Engine's strategy.
@@ -350,13 +350,15 @@ class Verbs:
 
     @property
     def loads_modules(self) -> bool:
-        """Whether the strategy overrides the loading of a module's state, and so checks itself whether a state fits."""
+        """Whether the strategy overrides the loading of a module's state. If so, the strategy itself checks whether a
+        state fits.
+        """
         return self.overridden("load_module_state", "load_model_state_dict")
 
     @property
     def loads_optimizers(self) -> bool:
-        """Whether the strategy overrides the loading of an optimizer's state, and so checks itself whether a state
-        fits.
+        """Whether the strategy overrides the loading of an optimizer's state. If so, the strategy itself checks whether
+        a state fits.
         """
         return self.overridden("load_optimizer_states", "load_optimizer_state_dict")
 

@@ -18,7 +18,7 @@ class WeightedLoss(NamedTuple):
     batches: the sum of ``weight * gradient``, divided by the sum of the weights.
 
     Attributes:
-        loss: the mean over ``weight`` samples or tokens: a tensor with one element and a graph. The loss must be
+        loss: the mean over ``weight`` samples or tokens, as a tensor with one element and a graph. The loss must be
             finite, even if the weight is 0.
         weight: the number of samples or tokens, as a number or as a tensor with one element. A tensor on the device is
             never copied to the host. If the weights are tensors, each accumulated batch after the first costs one pass
