@@ -241,7 +241,7 @@ class Engine(StateFiles):
     def setup_module(
         self, module: nn.Module, move_to_device: bool = True, _reapply_compile: bool = True
     ) -> EngineModule:
-        """Set up a module without optimizers, which can then be created from the wrapped module's parameters."""
+        """Set up a module. Afterwards, optimizers can be created from the wrapped module's parameters."""
         return cast("EngineModule", self.setup(module, move_to_device=move_to_device))
 
     def setup_optimizers(self, *optimizers: Optimizer) -> Any:

@@ -292,7 +292,7 @@ class Verbs:
         return f"{_PRECISION}.{type(self.strategy.precision_plugin).__qualname__}"
 
     def _rank_states(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return this rank's ``rank_state`` of the strategy for each module of ``state`` that was set up."""
+        """For each module in ``state`` that was set up, return the strategy's ``rank_state`` on this rank."""
         states = {}
         for name, module in self._set_up_of(state).items():
             if kept := self.strategy.rank_state(module):

@@ -30,8 +30,8 @@ def begin(
         strategy: provides the ranks.
         starts_elsewhere: whether another program, such as a cluster's, has started the processes.
         run_folder: a function that returns the folder into which the watching process writes stacks.
-        stall_timeout_s: if a rank is in a collective for longer than these seconds, it is reported; ``None``: the rank
-            is not watched.
+        stall_timeout_s: if a rank is in a collective for longer than this number of seconds, the rank is reported;
+            ``None``: the rank is not watched.
     """
     if not stall_timeout_s or (sheet := join(strategy, starts_elsewhere)) is None:
         return None

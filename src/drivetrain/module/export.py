@@ -48,8 +48,8 @@ class ExportMixin:
         """Return the model as ONNX.
 
         Args:
-            file_path: the path of the file, or a file object open for writing, such as ``io.BytesIO()``. If this is a
-                path, torch may write large weights into a second file in the same folder.
+            file_path: the path of the file, or a file object open for writing, such as ``io.BytesIO()``. If
+                ``file_path`` is a path, torch may write large weights into a second file in the same folder.
             input_sample: the inputs, in the form of :attr:`example_input_array`; ``None``: :attr:`example_input_array`.
             **kwargs: arguments of ``torch.onnx.export``, such as ``dynamic_shapes`` or ``opset_version``.
 

@@ -309,8 +309,8 @@ class HookTable:
         return (self._scoped(hook, [*before, *after]),) if before or after else ()
 
     def bind_method(self, name: str) -> Call | None:
-        """Return the module's method ``name`` if overridden, else ``None``. The scope of logged values is the hook
-        ``name``.
+        """Return the module's method ``name`` if overridden, else ``None``. Values that the method logs belong to the
+        hook ``name``.
         """
         if not overrides(self._module, name, self._module_base):
             return None

@@ -128,8 +128,8 @@ class HyperparametersMixin:
             given_hparams: the arguments, if the caller knows them; the method then inspects no frame.
 
         Raises:
-            ConfigurationError: a name is unknown, an object has another type, there are several objects, or the call is
-                outside ``__init__`` and has no object.
+            ConfigurationError: a name is unknown, an object is not a mapping, namespace or dataclass, there are several
+                objects, or a call outside ``__init__`` has no object.
         """
         objects = [arg for arg in args if not isinstance(arg, str)]
         configured = _described.get()

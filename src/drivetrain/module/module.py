@@ -183,7 +183,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             logger: whether the loggers get the value; ``None``: True.
             on_step: whether to log the value of each step; ``None``: True in ``training_step`` and in the hooks of a
                 training batch, False in other hooks.
-            on_epoch: whether to log one value, reduced over the epoch; ``None``: the opposite of ``on_step=None``.
+            on_epoch: whether to log one value, reduced over the epoch; ``None``: False in ``training_step`` and in the
+                hooks of a training batch, True in other hooks.
             reduce_fx: "mean" (weighted by batch size), "sum", "min" or "max".
             enable_graph: whether to keep the value's autograd graph, which needs memory, for a later backward pass.
             sync_dist: whether to reduce over the values of all processes; means are weighted by batch size. If True,

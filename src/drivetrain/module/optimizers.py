@@ -39,7 +39,7 @@ class LightningOptimizer(OptimizerHandle):
 
     ``step`` first unscales gradients if the precision scales them. Then ``step`` calls ``on_before_optimizer_step``,
     and clips if the Trainer is configured to clip. After the optimizer's step, ``step`` increases ``global_step``.
-    Outside training, ``step`` is that of the optimizer.
+    Outside training, ``step`` is the optimizer's method.
     """
 
     _OWN = OptimizerHandle._OWN | {"_module"}
@@ -85,7 +85,7 @@ class LRSchedulerConfig:
         reduce_on_plateau: whether the scheduler's ``step`` takes the monitored value. If so, the scheduler steps after
             validation.
         monitor: the name of the monitored value.
-        strict: True: if the monitored value was not logged, the Trainer raises an error. False: it warns.
+        strict: True: if the monitored value was not logged, the Trainer raises an error. False: the Trainer warns.
     """
 
     scheduler: Any
