@@ -99,7 +99,8 @@ class _Sharded(Strategy):
         """
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Context in which new layers are created in the precision's dtype; with ``empty_init``, without memory.
+        """Context in which new layers are created in the precision's dtype; with ``empty_init``, the layers have no
+        memory yet.
 
         For layers without memory, ``setup_module`` allocates only the shards, and calls the layers'
         ``reset_parameters``.

@@ -166,7 +166,7 @@ def _layer_classes() -> tuple[Any, Any]:
                         f"{tuple(self.weight.shape)} that tensor parallelism has split. Leave the layer out of the "
                         "tp_plan, or name it in ignore_modules."
                     )
-                state.CB = None  # otherwise, bitsandbytes would not pack a weight with a gradient again
+                state.CB = None  # otherwise, bitsandbytes would pack a weight that has a gradient only once
             if getattr(self.weight, "CB", None) is not None:
                 self.init_8bit_state()
             # on CPUs, the backward pass needs 2-D inputs of this dtype

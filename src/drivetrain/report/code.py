@@ -68,7 +68,8 @@ def _version(folder: str, minute: int) -> tuple[dict[str, Any], str]:
 def _without_filters(git: str, folder: str) -> dict[str, str]:
     """Return environment variables that switch off git's clean filters, such as those of Git LFS and nbstripout.
 
-    Without filters, git compares a file whose time or size has changed with the filtered content of the commit.
+    Without filters, a file with a changed time or size counts as modified if its content differs from the filtered
+    content in the commit.
     """
     listed = _run(git, folder, {}, "config", "--list", "--null", "--name-only")[0].decode(errors="replace")
     ends = (".clean", ".process", ".required")
