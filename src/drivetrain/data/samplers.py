@@ -205,7 +205,7 @@ class RankBatches(SamplerProxy, ABC):
         return len(self._sampler)
 
     def batches_before(self) -> int:
-        """Return as how many batches the items before :attr:`divided_from` count."""
+        """Return how many batches the items before :attr:`divided_from` count as."""
         return max(self.divided_from // self._size, 1) if self.divided_from else 0
 
     def items_in(self, batches: int) -> int:

@@ -132,9 +132,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     _toggles: list[_Toggle]
 
     def configure_callbacks(self) -> list[Callback] | Callback:
-        """Return callbacks for every run of this module. A returned callback replaces all callbacks of the Trainer that
-        have the same class.
-        """
+        """Return callbacks for every run of this module; each replaces the Trainer's callbacks of the same class."""
         return []
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
