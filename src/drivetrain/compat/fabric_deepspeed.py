@@ -398,8 +398,6 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
 
 def _config(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Build DeepSpeed's configuration from the constructor's arguments."""
-
     def named(*names: str) -> dict[str, Any]:
         return {name: given[name] for name in names}
 

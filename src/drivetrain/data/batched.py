@@ -247,7 +247,6 @@ def _as_tensor(indices: Any) -> Tensor:
 
 
 def _pinned_rows(tensor: Tensor, count: int) -> Tensor:
-    """Return pinned memory for ``count`` rows of ``tensor``."""
     return torch.empty((count, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device, pin_memory=True)
 
 

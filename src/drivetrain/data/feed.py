@@ -164,8 +164,9 @@ def _behind(batches: Any) -> Any:
 def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None:
     """Exhaust ``items`` after the last batch, unless a limit has ended the pass early.
 
-    A loader that is its own iterator is not exhausted, because this would take the first batch of its next pass. If
-    ``early_iterators`` of :mod:`drivetrain.parity` is on, a DataLoader without workers is not exhausted, either.
+    A loader that is its own iterator is not exhausted, because the request would take the first batch of the loader's
+    next pass. If ``early_iterators`` of :mod:`drivetrain.parity` is on, a DataLoader without workers is not exhausted,
+    either.
     """
     loader = _behind(batches)
     as_then = parity.current().early_iterators and isinstance(loader, DataLoader) and loader.num_workers == 0

@@ -114,11 +114,9 @@ class Passes:
         """End the previous pass, which may have been abandoned; called before a new pass begins."""
 
     def _start(self) -> Iterator[Any]:
-        """Start a pass of the loader."""
         return without_restart(iter(self.loader))
 
     def _count(self, source: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of ``source`` and count them."""
         for self._given, batch in enumerate(source, self._given + 1):  # noqa: B020
             yield batch
         self._ended = True
