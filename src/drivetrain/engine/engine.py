@@ -229,7 +229,7 @@ class Engine(StateFiles):
     def setup_module(
         self, module: nn.Module, move_to_device: bool = True, _reapply_compile: bool = True
     ) -> EngineModule:
-        """Set up a module without optimizers, which can then be created from the wrapped module's parameters."""
+        """Set up a module. Afterwards, optimizers can be created from the wrapped module's parameters."""
         return cast("EngineModule", self.setup(module, move_to_device=move_to_device))
 
     def setup_optimizers(self, *optimizers: Optimizer) -> Any:
@@ -323,7 +323,9 @@ class Engine(StateFiles):
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
-        """Return a new context for a forward pass; ``None`` if there is no context, or a Trainer's step enters it."""
+        """Return a new context for a forward pass. Return ``None`` if the precision has no context, or if the step of a
+        Trainer enters the precision's context.
+        """
         if self.strategy.lightning_module is not None and familiar.enters_step_contexts(self.strategy):
             return None
         return self.precision.forward_context()
@@ -410,7 +412,8 @@ class Engine(StateFiles):
         )
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[None]:
-        """Context in which backward passes exchange no gradients, for all batches of an optimizer step but the last.
+        """Context in which backward passes exchange no gradients. Enter the context for all batches of an optimizer
+        step except the last batch.
 
         Args:
             module: a module that :meth:`setup` returned.
@@ -438,7 +441,9 @@ class Engine(StateFiles):
         return self._verbs.tensor_context()
 
     def sharded_model(self) -> AbstractContextManager[Any]:
-        """Context in which a sharding strategy can shard new layers; it does nothing with other strategies."""
+        """Context in which a sharding strategy can shard new layers; with other strategies, the context does
+        nothing.
+        """
         return self._verbs.sharded_context()
 
     # ---- callbacks and logging -----------------------------------------------------------------------------------

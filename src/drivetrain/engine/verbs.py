@@ -31,13 +31,13 @@ from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import familiar, rank_files
 from drivetrain.strategies.strategy import Strategy
 
-_RANK_STATE = "drivetrain_rank_state"  # entry: the strategy's ``rank_state`` of one rank, by module
-_PRECISION = "drivetrain_precision"  # entry: the precision's state; a class name is appended
+_RANK_STATE = "drivetrain_rank_state"  # entry: for each module, the strategy's ``rank_state``
+_PRECISION = "drivetrain_precision"  # entry: the precision's state; the precision's class name is appended
 _RANK_FILES = "drivetrain_rank_files"  # entry: the files of all ranks except rank 0
 
 
 class Verbs:
-    """The methods of one strategy, as an Engine calls them.
+    """Calls the methods of one strategy for an Engine.
 
     Args:
         strategy: the Engine's strategy.
@@ -70,7 +70,7 @@ class Verbs:
         return type(self), (self.strategy,)  # each process sets up its own modules
 
     def __deepcopy__(self, memo: Any) -> Verbs:
-        return self  # a copied loader still calls this object
+        return self  # a copy of a loader still calls this object
 
     def overridden(self, *names: str) -> bool:
         """Return whether the strategy overrides any of these methods."""
@@ -88,7 +88,9 @@ class Verbs:
             handle.bind(self._known_step(plain), self._zero_grad(plain))
 
     def start_store(self) -> None:
-        """Start the background process that writes checkpoints, so that problems with it are logged before training."""
+        """Start the background process that writes checkpoints, so that problems with this process are logged before
+        training.
+        """
         if (background := background_of(self.strategy.checkpoint_io)) is not None:
             background.start()
 
@@ -248,7 +250,7 @@ class Verbs:
         if own := self._rank_states(state) if keeps else {}:
             snapshot[_RANK_STATE] = own
         if keeps and self.strategy.world_size > 1:
-            self.strategy.barrier("Engine.save")  # if a rank makes another call, the error names this barrier
+            self.strategy.barrier("Engine.save")  # errors name this barrier if a rank does not call save
             if any(self.strategy.world.gather_objects(bool(own))):
                 part = {_RANK_STATE: own}
                 rank_files.save(self.strategy, snapshot, part, path, waits=False, listed=_RANK_FILES)
@@ -339,13 +341,15 @@ class Verbs:
 
     @property
     def loads_modules(self) -> bool:
-        """Whether the strategy overrides the loading of a module's state, and so checks itself whether a state fits."""
+        """Whether the strategy overrides the loading of a module's state. If so, the strategy itself checks whether a
+        state fits.
+        """
         return self.overridden("load_module_state", "load_model_state_dict")
 
     @property
     def loads_optimizers(self) -> bool:
-        """Whether the strategy overrides the loading of an optimizer's state, and so checks itself whether a state
-        fits.
+        """Whether the strategy overrides the loading of an optimizer's state. If so, the strategy itself checks whether
+        a state fits.
         """
         return self.overridden("load_optimizer_states", "load_optimizer_state_dict")
 

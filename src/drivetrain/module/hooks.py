@@ -233,11 +233,11 @@ class HookParty(Protocol):
 class HookTable:
     """The hooks of one run, each bound to the callbacks, module and strategy that override it.
 
-    The table calls the overrides in this order: those of the callbacks in the order of the list, that of the module,
-    that of the strategy. There are two exceptions. In ``on_train_epoch_end``, callbacks that monitor a value are called
-    after the module, so that they see the values that the module logs in this hook. In ``on_train_batch_end``,
-    ``on_validation_end`` and ``on_train_epoch_end``, callbacks that save are called after the module, so that a
-    checkpoint contains the changes that the module makes in this hook.
+    The table first calls the overrides of the callbacks, in the order of the list of callbacks, then the module's
+    override, then the strategy's. There are two exceptions. In ``on_train_epoch_end``, callbacks that monitor a value
+    are called after the module, so that they see the values that the module logs in this hook. In
+    ``on_train_batch_end``, ``on_validation_end`` and ``on_train_epoch_end``, callbacks that save are called after the
+    module, so that a checkpoint contains the changes that the module makes in this hook.
 
     Attributes:
         spans: measures hooks for a profiler: a :class:`drivetrain.loops.spans.Spans`; ``None`` without a profiler.
@@ -295,7 +295,7 @@ class HookTable:
     def bind(self, hook: str, dataloader_idx: int | None = None) -> tuple[Call, ...]:
         """Return a tuple with one function, which calls all overrides of ``hook`` in order; () without overrides."""
         before, after = self._callback_calls(hook)
-        if after and hook == "on_train_epoch_end":  # these callbacks may read values that the module logs
+        if after and hook == "on_train_epoch_end":  # the callbacks may read values that the module logs
             after = [lambda *_: self._book.agree_on_epoch("train"), *after]
         calls = [*before, *self._module_calls(hook), *after, *self._strategy_calls(hook)]
         bound = (self._scoped(hook, calls, dataloader_idx),) if calls else ()
@@ -309,15 +309,17 @@ class HookTable:
         return (self._scoped(hook, [*before, *after]),) if before or after else ()
 
     def bind_method(self, name: str) -> Call | None:
-        """Return the module's method ``name`` if overridden, else ``None``. Values that it logs belong to this hook."""
+        """Return the module's method ``name`` if overridden, else ``None``. Values that the method logs belong to the
+        hook ``name``.
+        """
         if not overrides(self._module, name, self._module_base):
             return None
         method = self._measured(self._module, "LightningModule", name)
         return self._book.within(self.scope(name), method)
 
     def bind_batch_start(self) -> Call | None:
-        """Return a call of the module's ``on_train_batch_start``, and of the strategy's unless the module's returns
-        -1.
+        """Return a function that calls the module's ``on_train_batch_start`` and then the strategy's. If the module's
+        hook returns -1, the strategy's hook is not called.
         """
         own, others = self.bind_method("on_train_batch_start"), self._strategy_calls("on_train_batch_start")
         if not others:
@@ -392,7 +394,7 @@ class HookTable:
         return (self.bind_method(name) or getattr(self._module, name))(*args)
 
     def call_on(self, owner: Any, name: str, *args: Any) -> Any:
-        """Call the method ``name`` of ``owner``, which is the module (see :meth:`call_method`) or the datamodule."""
+        """Call the method ``name`` of ``owner``: the module, through :meth:`call_method`, or the datamodule."""
         if owner is self._module:
             return self.call_method(name, *args)
         return self._measured(owner, "LightningDataModule", name)(*args)
