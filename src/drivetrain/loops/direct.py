@@ -47,7 +47,7 @@ from drivetrain.strategies.step import Step as StepVerbs
 from drivetrain.strategies.step import steps_itself
 
 SWITCH = "DRIVETRAIN_DIRECT_STEP"
-"""The name of an environment variable. Its value 0 turns direct calls off."""
+"""The name of an environment variable that turns direct calls off if the value is 0."""
 
 _HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "clip_gradients")
 _CLIPPING_OF_PRECISIONS = ("clip_gradients", "clip_grad_by_norm", "clip_grad_by_value")
@@ -180,7 +180,9 @@ def _of_optimizer(optimizer: Optimizer) -> str:
 
 
 def _of_toy(kind: type[Optimizer]) -> str:
-    """Return why direct calls may compute different numbers than public calls; "" if both train a toy model equally."""
+    """Return why direct calls may compute different numbers than public calls; "" if both give a toy model equal
+    parameters.
+    """
     if kind not in _EQUAL:
         if _toys_are_seen():
             return "a profiler, a mode or a hook on all optimizers is active, which would see a toy that is trained"
@@ -245,7 +247,8 @@ def _direct(
     optimizer: Optimizer, comm_hooks: list[Any], kernels: Sequence[Kernel] = (), run: Run | None = None
 ) -> Calls:
     """Return the direct calls of a step, which make the public calls if a hook, a profiler or a replaced method
-    appears. A direct step sets ``kept.stepping`` itself, and does not call ``kept.step_hooks``, which only set it.
+    appears. The hooks in ``kept.step_hooks`` only set ``kept.stepping``. A direct step sets ``kept.stepping`` itself,
+    and does not call these hooks.
     """
     names, kept, slot = _names(), KeptStates() if run is None else run.kept, [0] if run is None else run.progress.slot
     is_watched, before_steps, after_steps, ones = names.is_watched, names.before_steps, names.after_steps, names.ones
@@ -371,8 +374,9 @@ def _train_toy(kind: type[Optimizer], is_direct: bool) -> list[Tensor]:
 def _multiplying_nodes() -> set[type]:
     """Return types of autograd nodes whose backward pass multiplies the incoming gradient, and so writes to new memory.
 
-    Other nodes, such as that of ``sum``, may return the incoming gradient itself. If a loss had such a node, a
-    parameter's gradient could share memory with a tensor of ``_Names.ones``, which every batch uses.
+    Other nodes, such as that of ``sum``, may return the incoming gradient itself. Every batch starts its backward pass
+    from a tensor of ``_Names.ones``. If ``sum`` computed the loss, a parameter's gradient could share memory with this
+    tensor.
     """
     x = torch.full((1, 2), 0.5, dtype=torch.float32, requires_grad=True)
     y = torch.zeros(1, 2, dtype=torch.float32)

@@ -110,7 +110,7 @@ class Report:
 
 
 class _Run:
-    """One run: its records, and the seconds of its work that count."""
+    """The records of one run, and for each part the seconds that were not lost (``counts``)."""
 
     def __init__(self, records: list[Record]) -> None:
         first, self.last, self.records = records[0], records[-1], records
@@ -122,7 +122,7 @@ class _Run:
     def keep_until(self, step: int, saved: bool) -> None:
         """Count only the work up to ``step``, because a later run repeats the work after ``step``; -1: count no work.
 
-        ``saved``: whether the later run resumes from a checkpoint of ``step``. Otherwise the later run belongs to the
+        ``saved``: whether the later run resumes from a checkpoint of ``step``. If false, the later run is a run of the
         same Trainer, and continues from the Trainer's state after ``step``.
         """
         kept = self._parts_at(step, saved)
@@ -169,10 +169,11 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Record], int]:
 def account(records: Iterable[Record], unread: int = 0) -> Report:
     """Return the report of the newest training in a ledger.
 
-    A run continues the previous run's training in two cases: the run resumes from a checkpoint, or the Trainer has
-    trained before, so that the run's first step is not 0. The previous run's work after that checkpoint or step is
-    lost. A run that starts at step 0 without a checkpoint is a new training if the previous run has finished. If the
-    previous run has not finished, the new run repeats the previous run's work, which is lost.
+    A run that resumes from a checkpoint continues the previous run's training at the checkpoint's step. A run of a
+    Trainer that has trained before continues the training at the Trainer's step. The work that earlier runs did after
+    this step is lost. A run that starts at step 0 without a checkpoint is a new training if the previous run has
+    finished. If the previous run has not finished, all work of earlier runs is lost, because the new run repeats the
+    work.
     """
     by_run: dict[str, list[Record]] = {}
     for record in records:

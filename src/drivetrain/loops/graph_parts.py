@@ -123,7 +123,7 @@ class Watched:
 
 
 class _WithoutRate:
-    """A parameter group without its learning rate: the options whose values a recorded graph contains."""
+    """Yields the values of a parameter group that a recorded graph contains: all options except the learning rate."""
 
     def __init__(self, group: dict[str, Any]) -> None:
         self._group = group
@@ -207,7 +207,7 @@ class RecordedLogs:
 
     @property
     def scope(self) -> RecordedLogs:
-        """This object, which has the fields of a :class:`~drivetrain.logbook.logbook.Scope` that ``self.log`` reads."""
+        """This object, which ``self.log`` uses in place of a :class:`~drivetrain.logbook.logbook.Scope`."""
         return self
 
     def open_entry(self, name: str, value: Any, options: Options, batch_size: Any = None) -> RecordedLogs:
@@ -294,8 +294,8 @@ class DeviceRates:
                 state["step"] = step.to(device)
 
     def end(self) -> None:
-        """Move the step counts to the host, unless ``capturable`` or ``fused`` of a group requires step counts on the
-        device.
+        """Move the step counts to the host. If a group has the option ``capturable`` or ``fused``, the step counts stay
+        on the device.
         """
         kept = any(group.get("capturable") or group.get("fused") for group in self.optimizer.param_groups)
         self.place(self._device if kept else HOST)

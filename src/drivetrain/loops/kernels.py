@@ -35,7 +35,9 @@ _FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 """Optimizers that have a fused kernel on the host."""
 
 _FEWEST, _MOST_NUMBERS = 12, 300_000
-"""``foreach`` is used, because it is faster, for at least 12 parameters with at most 300,000 elements in total."""
+"""The limits within which ``foreach`` is faster, and therefore used: at least 12 parameters, and at most 300,000
+elements in total.
+"""
 
 _DTYPES = (torch.float32, torch.float64)
 """The dtypes of parameters for which a kernel is chosen. With narrower dtypes, ``foreach`` rounds differently, and
@@ -84,8 +86,8 @@ def choose(optimizer: Optimizer, wanted: str | None) -> list[Kernel]:
 
 
 def loops(optimizer: Optimizer, kernels: Sequence[Kernel]) -> list[Kernel]:
-    """If torch would step a group in a loop, and ``kernels`` has no kernel for the group, return a kernel that selects
-    the loop.
+    """For each parameter group without a kernel in ``kernels``, return a kernel that selects the loop, if torch would
+    use the loop.
     """
     if type(optimizer).__name__ not in _LOOPS:
         return []

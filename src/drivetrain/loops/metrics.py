@@ -21,7 +21,7 @@ these attributes, because the function visits submodules separately.
 
 
 def metrics_in(owner: Any) -> dict[str, nn.Module]:
-    """Return the torchmetrics objects that can be reached from ``owner``, by path.
+    """Return a dictionary of the torchmetrics objects that can be reached from ``owner``: the keys are paths.
 
     The function searches submodules, attributes, and items of lists, tuples and dictionaries, at any depth. A
     submodule's path is its name; an item's path is ``name[index]``.

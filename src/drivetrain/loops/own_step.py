@@ -94,7 +94,7 @@ def _parts(run: Run) -> StepParts:
     zero_grads = {id(each): pieces.bind_zero_grad(run, each) for each in optimizers}
     before_steps = {id(each): pieces.bind_before_step(run, each) for each in optimizers}
     differentiate, hold = pieces.bind_backward(run, first), pieces.hold_back(run)
-    held = False  # inside accumulating(): backward passes do not exchange gradients
+    held = False  # true inside accumulating(), where backward passes do not exchange gradients
 
     def begin(size: int = 1, optimizer: Optimizer | None = first) -> None:
         window.begin(size)

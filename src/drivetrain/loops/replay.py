@@ -133,7 +133,7 @@ class ReplayedWindow:
             yield
 
     def differences(self) -> list[str]:
-        """Replay the window. Return phrases for a message: the results that differ from the first results in any
+        """Replay the window. Return phrases for a message: the results that are not equal to the first results bit for
         bit.
         """
         first, other = self._first, self._again()
@@ -151,18 +151,18 @@ class ReplayedWindow:
         return [*found, f"the random state of {', '.join(states)}"] if states else found
 
     def operations(self) -> list[Operation]:
-        """Replay the window, and return its operations. The place of a backward operation is the user's line of the
-        forward operation.
+        """Replay the window, and return its operations. An operation's place is the user's line that called the
+        operation. For a backward operation, the line of its forward operation is the place.
         """
         mode = Operations(_place)
-        with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes then store their forward stack
+        with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes store the forward stack
             self._again(mode)
         return mode.found
 
     def _again(self, mode: AbstractContextManager[Any] | None = None) -> _Outcome:
         run, losses, random = self._run, list[Tensor | None](), list[dict[str, Any]]()
         self._state.put()
-        before = self._gradients_at_start  # a step may not clear all gradients
+        before = self._gradients_at_start  # replay from these gradients, because a step need not clear all gradients
         pairs = zip(run.module.parameters(), before.values(), strict=True)
         own = [(each, None if value is None else each.grad) for each, value in pairs]
         _set_gradients(own, before)

@@ -10,9 +10,9 @@ an uninterrupted fit.
 The restart point (the point at which a run resumes) may be earlier than the point at which the checkpoint was saved:
 the start of a window, of a validation or of an epoch. The callbacks then need their states from the restart point. A
 callback with a later state would count batches twice. The optimizers and schedulers also need their learning rates and
-parameter groups from the restart point, because hooks will change these again. If a callback saves on exceptions, the
-fit therefore copies these states at each possible restart point. States of callbacks that save checkpoints are not
-copied, because these states describe files, and the files remain.
+parameter groups from the restart point, because hooks of the resumed run will change the learning rates and groups
+again. If a callback saves on exceptions, the fit therefore copies these states at each possible restart point. States
+of callbacks that save checkpoints are not copied, because these states describe files, and the files remain.
 """
 
 from __future__ import annotations
@@ -66,24 +66,30 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
     Returns:
         A dictionary with these entries, some of which may be missing:
 
-        - ``progress``: the counters. ``rng``: the random state. ``data``: this rank's position in the training loader.
+        - ``progress``: the counters.
+        - ``rng``: the random state.
+        - ``data``: this rank's position in the training loader.
         - ``samples``: the number of samples that all ranks have done; with a user's batch sampler, the number of
-        batches. - ``order``: see :func:`~drivetrain.data.samplers.order_of`. ``data_ranks``: how many ranks share the
-        data. - ``divided_from``: if the epoch was resumed with another batch size, the number of samples before that
-        point. - ``window``, ``gradients``: for an incomplete window. ``logged``: running reductions of the epoch's
-        values. - ``exact``: whether a run that resumes here computes the same as an uninterrupted run. - ``cut_off``:
-        true if the run ended after an optimizer's step, and before the end of that step's batch. - ``settled``: true if
-        the loop has done all that follows the last batch: log, validate, step the schedulers. - ``callbacks``,
-        ``buffers``, ``options`` (of optimizers and schedulers), ``rank_state``, ``precision`` (a function): states at
-        the restart point, if that is an earlier point. ``ahead``: the callbacks whose saved states are later than the
-        restart point.
+          batches.
+        - ``order``: see :func:`~drivetrain.data.samplers.order_of`.
+        - ``data_ranks``: how many ranks share the data.
+        - ``divided_from``: if the epoch was resumed with another batch size, the number of samples before the point of
+          resumption.
+        - ``window``, ``gradients``: for an incomplete window.
+        - ``logged``: running reductions of the epoch's values.
+        - ``exact``: whether a run that resumes here computes the same as an uninterrupted run.
+        - ``cut_off``: true if the run ended after an optimizer's step, and before the end of that step's batch.
+        - ``settled``: true if the loop has done all that follows the last batch: log, validate, step the schedulers.
+        - ``callbacks``, ``buffers``, ``options`` (of optimizers and schedulers), ``rank_state``, ``precision`` (a
+          function): states at the restart point, if the restart point is earlier than the checkpoint.
+        - ``ahead``: the callbacks whose saved states are later than the restart point.
 
     Raises:
         CheckpointError: an optimizer was interrupted in the middle of its step.
     """
     progress = run.progress
     state: State
-    if run.restart is not None and not run.restored:  # the run has not yet resumed: save its checkpoint's state
+    if run.restart is not None and not run.restored:  # not yet resumed: save the loaded state
         state = {**run.restart, "progress": _saved_progress(run)}
         return {**state, **_at_epoch_start(run)}
     if run.kept.stepping:
@@ -328,7 +334,7 @@ def _copied_option(value: Any) -> Any:
 
 
 def validation_start(run: Run) -> State:
-    """Return the state that a checkpoint from inside the validation needs to restart the validation."""
+    """Return the state before a validation. A checkpoint that is saved in the validation contains this state."""
     return {
         "rng": rng_state(),
         "eval_steps": copied(run.progress.eval_steps),

@@ -191,11 +191,11 @@ class ValidationClock:
     def restart(self) -> None:
         """Restart the clock."""
         self._began = time.monotonic()
-        self._answer = (-1, False)  # the number of batches at the last call, and the result
+        self._answer = (-1, False)  # the argument ``batches`` of the last call, and the result
 
     def is_over(self, seconds: float, batches: int, strategy: Strategy) -> bool:
         """Whether ``seconds`` have passed on rank 0's clock. All calls during one batch return the same result."""
-        if self._answer[0] != batches:  # else: a later call in this batch
+        if self._answer[0] != batches:  # if equal, an earlier call during this batch has set the result
             self._answer = batches, strategy.broadcast(time.monotonic() - self._began >= seconds)
         return self._answer[1]
 
@@ -264,7 +264,7 @@ class Run:
         """Read the values of ``rows`` from the device, pass the values to the loggers, and return the rows that were
         read.
 
-        If ``read_all``, the function also reads values that only the caller needs.
+        If ``read_all``, the function also reads values that neither loggers nor progress bars show.
         """
         log = self.log
         if log is None:

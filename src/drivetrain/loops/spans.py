@@ -59,7 +59,9 @@ class Spans:
         return self.wrap(f"[{kind}]{type(owner).__name__}.{hook}", getattr(owner, hook))
 
     def around(self, hook: str, bound: tuple[Call, ...]) -> tuple[Call, ...]:
-        """Return the callables of ``hook``. If an action begins or ends at this hook, add a callable that does so."""
+        """Return the callables of ``hook``. If an action begins or ends at this hook, add a callable that begins or
+        ends the action.
+        """
         if hook not in _AROUND:
             return bound
         action, begins = _AROUND[hook]
