@@ -152,8 +152,8 @@ class DataWatch:
 
 
 def _digest(batch: Any) -> int | None:
-    """Return a checksum of the first tensor in ``batch`` that has two different values; ``None`` if there is no such
-    tensor.
+    """Return a checksum of a tensor in ``batch``: the first tensor whose values are not all equal. Return ``None`` if
+    the batch has no such tensor.
     """
     for _, leaf in leaves(batch):
         if isinstance(leaf, Tensor) and not leaf.is_complex():

@@ -100,8 +100,8 @@ def _cure_of_backward(error: Exception, progress: Progress) -> str:
 
 
 def _cure_of_schedule(error: Exception, scheduler: str) -> str:
-    """If a scheduler was stepped more often than its total number of steps, return the right number; "" for another
-    error.
+    """If a scheduler was stepped more often than its ``total_steps``, return the ``total_steps`` to pass; "" for
+    another error.
     """
     if not scheduler or "Tried to step" not in text_of(error):
         return ""
@@ -141,7 +141,7 @@ def _cure_of_batch(error: Exception, run: Run) -> str:
 
 
 def _cure_of_arguments(error: Exception, run: Run) -> str:
-    """If the name of a step's second argument is not that of an index, return which arguments a step gets; "" for
+    """If the second argument of a step does not have the name of an index, return which arguments a step gets; "" for
     another error.
     """
     if not isinstance(error, (TypeError, AttributeError)) or (name := _STEPS.get(run.progress.loop_stage)) is None:
@@ -167,7 +167,7 @@ def _cure_of_torch(error: Exception) -> str:
 
 
 def _cure_of_no_gradient(error: Exception, run: Run) -> str:
-    """Return why a loss in manual optimization may require no gradient; "" for another error."""
+    """If a loss in manual optimization requires no gradient, return the probable cause; "" for another error."""
     if run.module.automatic_optimization or "does not require grad and does not have a grad_fn" not in text_of(error):
         return ""
     toggles: Any = getattr(run.module, "_toggles", ())
@@ -208,7 +208,7 @@ def _cure_of_double(error: Exception, run: Run) -> str:
 
 
 def _scheduler_of(error: Exception) -> str:
-    """Return the class of the scheduler whose step raised the error; "" if it was raised elsewhere."""
+    """Return the class of the scheduler whose step raised the error; "" if other code raised the error."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     owners = [frame.f_locals.get("self") for frame in frames if frame.f_code.co_name in ("step", "get_lr")]
     return next((type(owner).__name__ for owner in owners if isinstance(owner, LRScheduler)), "")
@@ -229,8 +229,8 @@ def _hook_of(error: Exception) -> str:
 
 
 def _place(progress: Progress, fetching: bool) -> str:
-    """Return the phase as text. ``fetching``: no hook was running. If the phase is a fetch, the loader was running
-    then.
+    """Return the phase as text. ``fetching``: no hook was running when the error was raised. If the phase is ``FETCH``,
+    the loader was running.
     """
     phase, stage, epoch, batch = progress.phase, progress.loop_stage, progress.current_epoch, progress.batch_idx
     if stage is None:
@@ -322,8 +322,8 @@ def _held(error: Exception, run: Run, device: torch.device) -> dict[str, int]:
 
 
 def _batch_of(error: Exception) -> Any:
-    """Return the current batch, which is read from the loops' frames in the traceback, because the loops do not store
-    it.
+    """Return the current batch. The loops do not store the batch, so this function searches the loops' frames in the
+    traceback.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = [each for each in frames if each.f_globals.get("__name__", "").startswith("drivetrain.loops.")]

@@ -16,7 +16,8 @@ _NO_OBJECT = re.compile(r"\b[Tt]ype\[|\bCallable\b")
 def report_hyperparameters(bindings: Bindings, node: ast.ClassDef) -> None:
     """Report calls of ``save_hyperparameters`` in ``__init__`` that save a module as a hyperparameter.
 
-    An argument is a module if its annotation, its default or a value in a call in this file is a module.
+    An argument counts as a module in three cases: the annotation is a module class, the default is a module, or a call
+    in this file passes a module.
     """
     init = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
     if init is None:
