@@ -18,7 +18,7 @@ from drivetrain.data.kept import parts_of
 from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.run import Run
 
-_COMPARED = 65_536  # the number of a batch's values in its checksum
+_COMPARED = 65_536  # the number of values from which a batch's checksum is computed
 # the wait for the first batch is long if it takes this fraction of the epoch, and this many seconds
 _LONG_WAIT, _LONG_WAIT_S = 0.25, 0.1
 

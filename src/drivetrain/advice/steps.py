@@ -46,8 +46,8 @@ class AutomaticWatch(_EpochWatch):
         self._without_steps = 0  # number of consecutive epochs without a step
 
     def before_validation(self) -> None:
-        """At the first validation of the fit, log the parameters that get no gradient. With several processes, log
-        nothing, because a strategy may keep the gradients in other tensors.
+        """At the first call, log the parameters that get no gradient. With several processes, log nothing, because a
+        strategy may keep the gradients in other tensors.
         """
         run, looked = self.run, self._looked
         self._looked = True

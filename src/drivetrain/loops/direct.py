@@ -7,11 +7,11 @@ clear the gradients of the optimizer's parameters, call the autograd engine as `
 undecorated ``step`` of the optimizer's class under ``no_grad``. Public and direct calls compute tensors that are equal
 bit for bit.
 
-User code cannot observe the difference. When a step is bound, :func:`_reason` checks the conditions that cannot change
-later. Each direct call checks the remaining conditions, and makes the public call if a condition is not met. Before the
-first step with an optimizer class, :func:`bind` trains two toy models, one with public and one with direct calls, and
-compares the results. A step makes the public calls if the results differ, or if torch lacks a private name that direct
-calls need.
+User code cannot observe whether a step makes public or direct calls. When a step is bound, :func:`_reason` checks the
+conditions that cannot change later. Each direct call checks the remaining conditions, and makes the public call if a
+condition is not met. Before the first step with an optimizer class, :func:`bind` trains two toy models, one with public
+and one with direct calls, and compares the results. A step makes the public calls if the results differ, or if torch
+lacks a private name that direct calls need.
 
 ``DRIVETRAIN_DIRECT_STEP=0`` in the environment makes every step use the public calls.
 """

@@ -203,7 +203,7 @@ def after_batch(run: Run, bound: Bound) -> None:
         and (phase is Phase.VALIDATION_DUE or validation_due(run, bound.validate_every, progress.is_last_batch))
     )
     if validates:
-        run.hooks.notify("before_validation")  # the validation frees the batch and its gradients
+        run.hooks.notify("before_validation")  # called first: the validation frees the batch
         validate(run, only_stops(run, bound.validate_every, progress.is_last_batch))
     if window.batches_done == 0 and progress.stepped and bound.schedules.step_plateau:
         bound.schedules.advance_step(bound.schedules.step_plateau)

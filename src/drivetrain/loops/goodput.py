@@ -63,7 +63,8 @@ class Report:
             that run does not count, because it may still be running.
         open: whether the last run is still running, or was killed.
         saves, save_s: the number of saves and their seconds, including saves whose time is lost.
-        overlaps: the number of runs that began before the previous run's last record: two programs write to one ledger.
+        overlaps: the number of runs that began before the previous run's last record, because two programs write to one
+            ledger.
         unread: the number of lines that could not be read, and of records of another version.
     """
 

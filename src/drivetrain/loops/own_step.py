@@ -84,9 +84,7 @@ def _check_honoured(run: Run) -> None:
 
 
 def _parts(run: Run) -> StepParts:
-    """Return the functions from which the strategy builds its step. The functions are bound as for the loop's own
-    step.
-    """
+    """Return the functions from which the strategy builds its step."""
     strategy, precision, window = run.engine.strategy, run.engine.precision, run.window
     optimizers, shared = strategy.optimizers, window.gather is not None
     first = optimizers[0] if optimizers else None
@@ -148,7 +146,7 @@ def _parts(run: Run) -> StepParts:
         if own_verb is None:
             precision.optimizer_step(optimizer)
         else:
-            own_verb(optimizer, lambda: None, strategy.model)  # the closure is empty: gradients exist
+            own_verb(optimizer, lambda: None, strategy.model)  # gradients exist: nothing to compute
         return precision.stepped
 
     assert strategy.model is not None  # setup() has run

@@ -152,8 +152,8 @@ class Progress:
             min_epochs and min_steps.
         eval_batch_idx, num_eval_batches: the index of the current batch, and the number of batches, in the current
             evaluation.
-        eval_steps: for each stage, the number of batches that each evaluation loader has yielded so far. Values that an
-            evaluation logs per step have this x axis.
+        eval_steps: for each stage, the number of batches that each evaluation loader has yielded so far. This number is
+            the x axis of the values that an evaluation logs per step.
         loss: the last loss that was read for a progress bar, or ``None``. shows_loss: a progress bar shows the loss.
         loss_wanted: a request to the loop: read the loss after the hooks of the running batch.
     """

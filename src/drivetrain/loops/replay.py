@@ -188,8 +188,8 @@ class ReplayedWindow:
         return {name: None if each.grad is None else _on_host(each.grad) for name, each in named.items()}
 
     def _clipped(self) -> dict[str, Tensor | None]:
-        """Clip the gradients, and return copies of them; return {} if clipping is off, or if the precision scales the
-        loss.
+        """Clip the gradients, and return copies of the clipped gradients. Return {} if clipping is off, or if the
+        precision scales the loss.
         """
         run, settings = replace(self._run, hooks=self._run.hooks.without_callbacks()), self._run.settings
         clip = pieces.bind_clipping(run)

@@ -217,7 +217,9 @@ def _saved_progress(run: Run) -> State:
 
 
 def _at_epoch_start(run: Run) -> State:
-    """Return the states from the epoch's start if the epoch has begun, but its first batch has not; else {}."""
+    """After an epoch has begun, and before its first batch begins, return the states from the epoch's start; else
+    return {}.
+    """
     progress = run.progress
     starts = progress.batch_idx == -1 and not (progress.epoch_ending or progress.between_epochs)
     return run.kept.at_epoch_start if starts else {}

@@ -91,7 +91,6 @@ def _start(run: Run) -> Epoch:
 
 
 def _resume_end(run: Run, state: State) -> None:
-    """Resume after an epoch's last batch."""
     run.progress.resume_at(Phase.EPOCH_END)
     _restore_loop(run, state)
     _restore_between_passes(run)
@@ -245,7 +244,7 @@ def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
         if ranks is not None and size and of_all // size != run.progress.batches_done:
             _count_as(run, state, of_all // size)
         return
-    has_own_loader = run.window.gather is not None and rank_batches(loader) is None  # samples is rank 0's count
+    has_own_loader = run.window.gather is not None and rank_batches(loader) is None  # rank 0 saved its own count
     if ranks is not None and (has_own_loader or found is None):
         raise CheckpointError(
             f"The checkpoint was saved in the middle of an epoch by {ranks} processes, and the samples of this "

@@ -1,4 +1,4 @@
-"""The Run, an object with all parts of a run, which the functions of the loops receive; and the limits of a run."""
+"""The Run, an object with all parts of a run, and the limits of a run. The functions of the loops receive a Run."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ ARGUMENTS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "inference_mode": ("inference_mode", _same),
     "reload_dataloaders_every_n_epochs": ("reload_every", _same),
 }
-"""For each argument of the Trainer: the field of :class:`Limits` with its value, and a function that converts the
-value.
+"""For each argument of the Trainer: the field of :class:`Limits` that holds the argument's value, and a function that
+converts the value.
 """
 
 

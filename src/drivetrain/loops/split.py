@@ -115,7 +115,6 @@ class SplitWindow:
         return output
 
     def _begin(self, position: int) -> None:
-        """Record the state at the window's start."""
         if self._shared:
             self.passes.begin()
         self._at_start = self._window.state_dict()

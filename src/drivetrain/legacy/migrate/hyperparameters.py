@@ -58,7 +58,6 @@ def _modules_among(bindings: Bindings, node: ast.ClassDef, init: ast.FunctionDef
 
 
 def _saves(call: ast.Call, name: str) -> bool:
-    """Return whether a call of ``save_hyperparameters`` saves the argument ``name``."""
     values = [each.value if isinstance(each, ast.Constant) else None for each in call.args]
     ignored = [each for keyword in call.keywords if keyword.arg == "ignore" for each in ast.walk(keyword.value)]
     if any(isinstance(each, ast.Constant) and each.value == name for each in ignored):

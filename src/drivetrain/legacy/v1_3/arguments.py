@@ -50,7 +50,6 @@ class FromCommandLine:
 
 
 def _value(text: str) -> Any:
-    """Convert the text of an option to a value: if possible, a Python literal."""
     words = {"true": True, "false": False, "none": None, "yes": True, "no": False}
     if text.lower() in words:
         return words[text.lower()]

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 
 
 def _module_available(path: str) -> bool:
-    """Whether the module at ``path`` can be imported."""
     try:
         return find_spec(path) is not None
     except (AttributeError, ModuleNotFoundError):

@@ -101,7 +101,6 @@ def call_all(trainer: Any, name: str) -> None:
 
 
 def _call_callbacks(trainer: Any, name: str) -> None:
-    """On each callback, call a hook of Lightning 1.x."""
     for callback in trainer.callbacks:
         _call(callback, name, trainer, trainer.lightning_module)
 
