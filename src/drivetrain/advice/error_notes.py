@@ -1,4 +1,6 @@
-"""Add a note to an exception: the place in the run at which it was raised. Python prints notes below the traceback."""
+"""Add a note to an exception: the place in the run at which the exception was raised. Python prints notes below the
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,15 @@ from drivetrain.module.trainable import TrainableModule
 
 
 def note_place(error: BaseException, progress: Progress, rank: int, run: Run | None = None) -> None:
-    """Add to ``error`` the hook, batch, epoch and rank in which it was raised.
+    """Add to ``error`` the hook, batch, epoch and rank in which the error was raised.
 
-    Errors of drivetrain get no note, because their text contains the cure. Python 3.10 has no notes, so the text is
-    logged there.
+    Errors of drivetrain get no note, because their text contains the cure. In Python 3.10, which has no notes, the text
+    is logged.
 
     Args:
         error: any exception.
         progress, rank: the run's progress, and this process's rank.
-        run: the run, whose module and loaders may be the cause; ``None`` before they are set up.
+        run: the run, whose module and loaders may be the cause; ``None`` before the run is set up.
     """
     if not isinstance(error, Exception) or isinstance(error, DrivetrainError):
         return

@@ -32,7 +32,7 @@ class Patience:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._windows = 0  # the number of windows at the start of the epoch
-        self._step, self._in_a_row = -1, 0  # the last step, and the number of windows since then
+        self._step, self._in_a_row = -1, 0  # the last ``global_step``, and the number of windows since that step
 
     def on_train_start(self) -> None:
         self._windows = self._run.progress.stepped_batches

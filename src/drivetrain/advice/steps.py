@@ -134,7 +134,7 @@ class ManualWatch(_EpochWatch):
             handle = self._idle.pop(index, None)
             if handle is not None:  # the first step with gradients
                 self._first[index] = gradient
-                self._spent.append(handle)  # removed later: torch is iterating over its hooks
+                self._spent.append(handle)  # removed later, because torch is iterating over its hooks
             elif index in self._first:
                 seen_twice = True
                 if self._first.pop(index) is gradient and not self.run.engine.strategy.facts.is_distributed:
@@ -260,7 +260,7 @@ class LimitsWatch:
 
 def _warn_of_schedule(config: LRSchedulerConfig, epochs: float, steps: float) -> None:
     """Warn about a scheduler that never steps in this fit. Also warn about a scheduler that is stepped once per epoch,
-    although its length seems to be a number of optimizer steps.
+    although the length of its schedule seems to be given in optimizer steps.
     """
     name, interval = type(config.scheduler).__name__, config.interval
     length = "total_steps" if hasattr(config.scheduler, "total_steps") else "T_max"

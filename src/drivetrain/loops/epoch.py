@@ -42,11 +42,11 @@ class Bound:
     Attributes:
         finish_window: called after the step of the last batch of a window (the batches of one optimizer step); or
             ``None``.
-        windowed: the number of batches in the epoch, so that the gradients of a shorter last window are divided by the
-            number of batches in this window. ``inf``: divide these gradients by the size of a full window.
+        windowed: the number of batches in the epoch, which limits the size of the last window. ``inf``: no limit, so
+            the gradients of a shorter last window are divided by the size of a full window.
         has_follow_up: whether a validation, or the step of a scheduler that monitors a value, may follow a batch.
-        has_start: whether the loop may call a hook, transfer the batch, or handle uneven inputs between the fetch of a
-            batch and its step.
+        has_start: whether the loop has work between the fetch of a batch and the batch's step: a hook, a transfer, or
+            uneven inputs (ranks with different numbers of batches).
         accumulates: whether a window may have several batches.
         flushed_window: the index of the next window after which the log is flushed; -1: the log is never flushed.
         uneven: an :class:`UnevenInputs`, or ``None``. uneven_from: the index of the first batch in which this rank may

@@ -27,7 +27,7 @@ WITHOUT_FAILURE_S = 600.0
 
 FIRST_SAVE_S = 1.0
 """The seconds of training before the first save. The number is small, because the duration of a save is unknown until
-then.
+the first save.
 """
 
 _WORK = PARTS[:-1]  # this time is lost if the next run has to repeat the work
@@ -35,7 +35,9 @@ _LONGEST_S = 1e12  # a limit, so that sums stay finite
 
 
 def _seconds(value: Any, place: str = "") -> float:
-    """Return ``value``; raise unless it is a finite number, because Python's JSON parser accepts NaN and infinity."""
+    """Return ``value``. Raise if ``value`` is not a finite number, because Python's JSON parser accepts NaN and
+    infinity.
+    """
     if not abs(number(value, place)) < _LONGEST_S:
         raise WrongForm(place, f"is {value}, and a number of seconds is expected")
     return float(value)

@@ -31,8 +31,9 @@ class CannotRecord(Exception):
 
 
 def signature(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], list[Tensor]]:
-    """Return the signature of ``batch``, and the tensors in it. The signature contains the structure of the batch, the
-    shape, type and strides of each tensor, and all other values. A graph is valid for all batches with its signature.
+    """Return the signature of ``batch``, and the tensors in ``batch``. The signature contains the structure of the
+    batch, the shape, type and strides of each tensor, and all other values. A graph is valid for all batches with its
+    signature.
 
     Raises:
         CannotRecord: the batch holds an object that is not plain data, or a tensor whose values a replay cannot copy.

@@ -154,7 +154,7 @@ class GraphedSteps:
             self._optimizer = None
 
     def say(self, what: str, figures: str = "") -> None:
-        """Log ``what`` and ``figures``, unless this ``what`` was logged in this fit."""
+        """Log ``what`` and ``figures``, but each ``what`` only once in a fit."""
         if what not in self._said:
             self._said.add(what)
             rank_zero_info(f"Trainer(cuda_graphs={self._run.settings.cuda_graphs!r}): {what}{figures}.")

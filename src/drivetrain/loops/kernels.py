@@ -8,9 +8,9 @@ slower if the parameters do not fit into the processor's cache. ``fused`` makes 
 parameters. ``fused`` is faster at any size, but rounds differently. benchmarks/optimizer_kernels.py measures these
 speeds. On other devices torch chooses ``foreach`` itself, and this module chooses nothing.
 
-The options of an optimizer belong to the user, and checkpoints contain them. A kernel is therefore set only while the
-optimizer steps. The loop is also set explicitly (``foreach=False``): if no kernel is set, torch inspects each parameter
-in each step.
+The options of an optimizer belong to the user, and checkpoints contain the options. A kernel is therefore set only
+while the optimizer steps. The loop is also set explicitly (``foreach=False``): if no kernel is set, torch inspects each
+parameter in each step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ledger of a training: a file beside its checkpoints, to which each run appends records of how its time was spent.
 
 A record is one line of JSON, which one call appends to the file. If the process is killed, at most the last record is
-incomplete. Each record contains the run's total times until then, so a reader does not need the earlier records.
+incomplete. Each record contains the run's total times so far, so a reader does not need the earlier records.
 ``goodput.py`` reads the records.
 """
 

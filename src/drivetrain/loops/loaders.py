@@ -80,7 +80,7 @@ def check_counts(counts: Sequence[float], word: str) -> None:
     kind of loader.
 
     Raises:
-        ConfigurationError: only some ranks have batches. The other ranks would not take part in collectives.
+        ConfigurationError: only some ranks have batches. These ranks would wait in collectives for the other ranks.
     """
     if 0 in counts and any(counts):
         raise ConfigurationError(
@@ -121,8 +121,8 @@ def _chosen(dataset: Any) -> str:
 
 
 def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None:
-    """Raise unless all ranks have the same order of samples. ``orders``: the result of :func:`order_shared` on each
-    rank; ``word``: the kind of loader.
+    """Raise if the ranks' orders of samples differ. ``orders``: the result of :func:`order_shared` on each rank;
+    ``word``: the kind of loader.
 
     Raises:
         ConfigurationError: the ranks' orders differ, so samples would be left out or seen twice.
@@ -452,7 +452,7 @@ class Loaders:
         return made, is_tree
 
     def unshared(self, stage: str) -> Any:
-        """Return the loaders of ``stage`` as the caller passed them or as a hook returns them."""
+        """Return the loaders of ``stage`` that the caller passed or a hook returns."""
         if (given := self.passed.get(stage)) is not None:
             return given
         owner = self._owner(stage)

@@ -127,7 +127,7 @@ def copied_state(metric: nn.Module) -> State:
 
 
 def copied_states(module: nn.Module) -> dict[str, State]:
-    """Return copies of the states of ``module``'s metric objects by their paths."""
+    """For each metric object of ``module``, return a copy of the state; the keys are the objects' paths."""
     return {place: copied_state(metric) for place, metric in metrics_in(module).items()}
 
 

@@ -107,7 +107,8 @@ def _bind_differentiate(run: Run, direct: Backward) -> Backward:
 def bind_zero_grad(run: Run, optimizer: Optimizer, direct: Callable[[], None] | None = None) -> Callable[[], None]:
     """Return the function that calls ``on_before_zero_grad``, then clears the gradients.
 
-    ``direct``: clears the gradients, unless the module or the strategy overrides how gradients are cleared.
+    ``direct``: a function that clears the gradients, for a module and a strategy that do not override how gradients are
+    cleared.
     """
     if run.engine.strategy.facts.earlier.clears_last:
         return lambda: None

@@ -98,8 +98,8 @@ class ReplayedWindow:
 
     def keep(self, batch: Any, *others: Any) -> None:
         """Keep the inputs for a replay of this batch: the batch, the step's other arguments, and the random states. The
-        random states may differ from those after the previous batch, because a validation or a loader may draw random
-        numbers.
+        random states may differ from the random states after the previous batch, because a validation or a loader may
+        draw random numbers.
 
         Tensors are copied, because the step may write into them.
         """

@@ -1,10 +1,10 @@
 """Capture the loop's state for a checkpoint, so that a resumed fit computes the same bits as an uninterrupted fit.
 
 A window is the batches of one optimizer step. A fit can resume at the end of a batch, in a validation, at the end of an
-epoch, and at the start of an epoch. A resumed validation starts again, unless only its last hooks are left. After an
-exception, a fit can resume at the start of the window in which the exception was raised. If a checkpoint was saved in
-the middle of a batch, the fit resumes at the start of that batch, and warns that its results may differ from those of
-an uninterrupted fit.
+epoch, and at the start of an epoch. A resumed validation starts from its beginning; but if only its last hooks are
+left, only these hooks run. After an exception, a fit can resume at the start of the window in which the exception was
+raised. If a checkpoint was saved in the middle of a batch, the fit resumes at the start of that batch, and warns that
+the results may differ from the results of an uninterrupted fit.
 
 [Note: callbacks at a restart point]
 The restart point (the point at which a run resumes) may be earlier than the point at which the checkpoint was saved:

@@ -142,7 +142,7 @@ def _resume_middle(run: Run, state: State) -> Epoch:
         _keep_position(run, state)
         return iter(()), bound
     if bound.keep_start is not None:
-        bound.keep_start()  # before the loader fetches ahead, which changes its position
+        bound.keep_start()  # first, because fetching ahead changes the loader's position
     caught_up.update(rng_state())
     _restore_position(run, data, caught_up)
     return batches, bound

@@ -213,8 +213,8 @@ class Run:
         restored: whether the loop has restored everything from ``restart``, except the position in the training data.
         stale: whether code has changed a limit, a callback, a logger or an optimizer. If so, the loop binds its step
             again at the next batch.
-        validates_last: whether a validation at the end of an epoch runs after the epoch's end hooks; otherwise it runs
-            before these hooks.
+        validates_last: whether a validation at the end of an epoch runs after the epoch's end hooks. False: before
+            these hooks.
         uneven: the :class:`drivetrain.loops.uneven.UnevenInputs` of the pass over the training data; ``None`` with one
             rank.
         stop: ``None`` until a request to end the fit, then ``stopping.stopper``, which the loop calls at the end of
@@ -392,7 +392,7 @@ class Run:
         return allowed
 
     def training_done(self) -> bool:
-        """Whether training is over: no further epoch may begin."""
+        """Whether training is over, so that no further epoch begins."""
         progress, limits = self.progress, self.limits
         return (
             progress.current_epoch >= limits.max_epochs

@@ -70,8 +70,8 @@ class Spans:
         return (*bound, lambda *_, **__: self.end(action))
 
     def begin(self, action: str) -> None:
-        """Begin an action that ends at another hook."""
-        self.end(action)  # if an exception or a skipped hook left it open
+        """Begin an action, which ends when :meth:`end` is called."""
+        self.end(action)  # if an exception or a skipped hook left the action open
         self._open.append(action)
         self._start(action)
 
@@ -93,5 +93,5 @@ class Spans:
         while (batch := fetched()) is not batches:
             self.begin(work)
             yield batch
-            self.end(work)  # if an exception or a skipped hook left it open
+            self.end(work)  # if an exception or a skipped hook left the action open
         self.end(work)

@@ -6,8 +6,8 @@ looks in the job's store for a request to end. If there is a request, the thread
 at the end of each batch. The thread then writes a number into the store: the number of the batch after the running
 batch. All ranks stop after the batch with the highest number of all ranks. Each rank waits at the end of the batch
 whose number the rank has written, until the highest number is known. Therefore no rank can have passed the batch with
-the highest number. No rank waits forever, because the numbers are written by threads, which run even while their rank
-is in a collective.
+the highest number. No rank waits forever, because each rank's thread writes the number even while the rank is in a
+collective.
 
 Training and validation batches are counted together. All ranks run equally many batches, so a number identifies the
 same batch on each rank.
@@ -433,7 +433,7 @@ def sigterm_raises(is_rank: bool) -> Iterator[None]:
     """Context in which SIGTERM raises an exception, as Ctrl-C does, so that the run can clean up.
 
     If the user has set a handler, the context does nothing. The process that launches the ranks (``is_rank=False``) has
-    its own handler, so the context does nothing there.
+    its own handler, so the context does nothing in this process.
     """
     main = threading.current_thread() is threading.main_thread()
     if not is_rank or not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

@@ -30,8 +30,8 @@ def rescale(optimizer: Stepped, factor: float | Tensor) -> None:
 class Window:
     """The state of the current window, which is the batches of one optimizer step.
 
-    The loop counts the batches. This class scales the batches' losses, so that the sum of their gradients is the
-    gradient of the mean loss.
+    The loop counts the batches. This class scales the batches' losses, so that the sum of the scaled losses' gradients
+    is the gradient of the mean loss.
 
     Attributes:
         size: the expected number of batches. A window has fewer batches if the epoch ends first.
@@ -181,7 +181,7 @@ class Window:
         unit = _at_least_tiny(everyones[:, 0].amax())
         if there:
             self.rescale(optimizer, held / unit)
-        self.reference = unit * len(everyones)  # the average over the ranks divides by their number
+        self.reference = unit * len(everyones)  # averaging over the ranks divides by the number of ranks
         self.total = everyones[:, 1].sum()
         return loss * (here / unit)
 
@@ -204,7 +204,7 @@ class Window:
         """Return the mean of the ranks' losses, for an optimizer such as LBFGS that uses the loss.
 
         The optimizer decides from the loss how often it evaluates the closure and how far it steps. If the ranks had
-        different losses, they would deadlock or diverge.
+        different losses, the ranks would deadlock or diverge.
         """
         assert self.gather is not None  # checked by the caller
         assert loss is not None

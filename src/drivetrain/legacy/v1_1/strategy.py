@@ -57,7 +57,7 @@ class Driven(Stepped):
 
     def setup_optimizers(self, trainer: Any) -> None:
         self.source.setup_optimizers(self.lightning_module)
-        if self.once("optimizers"):  # an override has not created the optimizers
+        if self.once("optimizers"):  # if no override has created the optimizers
             self.make_optimizers(trainer)
 
     def model_to_device(self) -> None:

@@ -68,7 +68,7 @@ class Accelerator(EarlierAccelerator, _OfPlugin):
         return getattr(self.strategy.accelerator, name)
 
     def take_precision(self, given: Any) -> None:
-        """Use another precision plugin; put a precision of drivetrain inside a plugin."""
+        """Use the precision plugin ``given``, or a new plugin for a precision of drivetrain."""
         self.precision_plugin = precision_plugin_of(given)
         self.precision_plugin.accelerator = self
 

@@ -142,8 +142,8 @@ class FlaggedTrainer(FromCommandLine, Asked):
 
     @contextmanager
     def _from_last_epoch(self, ckpt_path: Any) -> Iterator[None]:
-        """Context of a fit. A second fit begins with the index of the first fit's last epoch, and so trains at least
-        one epoch.
+        """Context of a fit. The first epoch of a second fit has the index of the first fit's last epoch, so the second
+        fit trains at least one epoch.
         """
         progress, epochs = self.progress, self.progress.current_epoch
         if self._ended_fit and ckpt_path is None and epochs > 0:
