@@ -217,8 +217,8 @@ def _scheduler_of(error: Exception) -> str:
 
 
 def _hook_of(error: Exception) -> str:
-    """Return the outermost function of user code that drivetrain called, from the traceback; "" if there is no such
-    function.
+    """Search the traceback for functions of user code that drivetrain called, and return the outermost function; "" if
+    there is no such function.
     """
     entered = False
     for frame, _ in traceback.walk_tb(error.__traceback__):

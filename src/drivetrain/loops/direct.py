@@ -56,7 +56,7 @@ _CLIPPING_OF_STRATEGIES = {
 }  # fmt: skip
 _CLASSES = (each for each in vars(torch.optim).values() if isinstance(each, type) and issubclass(each, Optimizer))
 _KINDS = {*_CLASSES} - {Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam}  # these need closures or sparse gradients
-_EQUAL: dict[type[Optimizer], bool] = {}  # optimizer class -> whether direct and public calls train a toy model equally
+_EQUAL: dict[type[Optimizer], bool] = {}  # optimizer class -> whether both calls give a toy model equal parameters
 
 
 Train = Callable[[Tensor | None, bool, bool], None]

@@ -276,7 +276,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
         step = progress.stepped_batches if between_steps else progress.logger_step
         rows = run.publish(book.epoch_values(group), step, read_all=not in_fit)
     book.reset(group)
-    progress.enter(Phase(start + 3))  # runs that resume from here on do not repeat the stage
+    progress.enter(Phase(start + 3))  # a run that resumes after this point does not repeat the stage
     hooks.call(f"on_{word}_end")
     return rows
 

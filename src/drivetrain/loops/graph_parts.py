@@ -124,7 +124,9 @@ class Watched:
 
 
 class _WithoutRate:
-    """Yields the values of a parameter group that a recorded graph contains: all options except the learning rate."""
+    """Yields the options of a parameter group, except the learning rate. A recorded graph contains the values of these
+    options.
+    """
 
     def __init__(self, group: dict[str, Any]) -> None:
         self._group = group
@@ -274,7 +276,7 @@ class DeviceRates:
             if self._fused:
                 inside |= {"fused": True, "foreach": False}
             if self._fused and self._has_some_buffers(group):
-                inside = {}  # the fused kernel needs the buffers of all parameters, or of none
+                inside = {}  # the fused kernel needs buffers for all parameters or for no parameter
             self._outside.append({key: group[key] for key in inside})
             group.update(inside)
 

@@ -102,7 +102,7 @@ def with_kernels(step: Callable[[Optimizer], Any], kernels: Sequence[Kernel]) ->
         return step
 
     def step_with_kernels(optimizer: Optimizer) -> None:
-        chosen = []  # not a comprehension, because in older Pythons that is a call
+        chosen = []  # no comprehension, which is a function call in older Pythons
         for kernel in kernels:
             group, name, _, value = kernel
             if group["foreach"] is None and (not value or kernel.fits()):

@@ -314,7 +314,7 @@ class Loaders:
         loader.
 
         Returns:
-            The number of batches for which the first ``done`` samples count.
+            The number of batches of this run that correspond to the first ``done`` samples.
         """
         batches = rank_batches(self.training())
         if batches is None and (done or shares):

@@ -219,8 +219,8 @@ class Progress:
 
     @property
     def validation(self) -> str:
-        """The state of a validation in a fit: "running", "done", or "". "done": the validation has ended, but not yet
-        the batch before the validation.
+        """The state of a validation in a fit: "running", "done", or "". "done": the validation has ended, but the loop
+        must still finish the batch before the validation.
         """
         phase = self.phase
         if self.fn is not TrainerFn.FITTING and self.resume_phase is None:
@@ -408,8 +408,8 @@ class Progress:
         return {**state, "eval_steps": copied(self.eval_steps)}
 
     def deferred_state_dict(self) -> Callable[[], dict[str, Any]]:
-        """Return a function that returns the present :meth:`state_dict`, even if the counters have changed before the
-        call.
+        """Return a function that returns the present :meth:`state_dict`. Later changes of the counters do not change
+        the result.
         """
         values, phase, eval_steps = _FIELDS(self), self.slot[0], self.eval_steps and copied(self.eval_steps)
 

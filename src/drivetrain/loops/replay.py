@@ -133,9 +133,7 @@ class ReplayedWindow:
             yield
 
     def differences(self) -> list[str]:
-        """Replay the window. Return phrases for a message: the results that are not equal to the first results bit for
-        bit.
-        """
+        """Replay the window. Return phrases for a message: which results differ in any bit from the first results."""
         first, other = self._first, self._again()
         pairs = zip(self._batches, first.losses, other.losses, strict=True)
         batches = [str(arguments[1]) for (arguments, *_), *losses in pairs if not same_bits(*losses)]

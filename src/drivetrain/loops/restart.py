@@ -114,7 +114,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
     }
     if not deferred:
         state.update(_of_the_loaders(run, state["data"]))
-    if in_batch and _has_stepped(run):  # a run that resumed at this batch would step again
+    if in_batch and _has_stepped(run):  # a run that resumed here would repeat the optimizer's step
         done = {"batches_done": progress.batch_idx + 1, "stepped_batches": progress.stepped_batches + 1}
         state["progress"] |= {**done, "held": 0, "stepped": True, "flush_due": run.book.copies}
         state["cut_off"] = True

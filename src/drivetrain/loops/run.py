@@ -144,7 +144,7 @@ class KeptStates:
     Attributes:
         saves_on_exception: whether a callback saves a checkpoint after an exception.
         window_start: the loop's state at the start of the window; kept only if ``saves_on_exception``.
-        unchanged: returns whether no parameter has changed since ``window_start``.
+        unchanged: returns true if no parameter has changed since ``window_start``.
         stepping: whether an optimizer is changing parameters; set only if ``saves_on_exception``. step_hooks: the hooks
             before and after an optimizer's step that set ``stepping``.
         before_validation: the state before the running validation, for a checkpoint saved inside the validation.
@@ -337,8 +337,8 @@ class Run:
     def validates(self) -> bool:
         """Whether the fit validates: the module has a validation step, and there is at least one validation batch.
 
-        A hook's loaders are created when a validation is due. Until then, this method assumes that the loaders have
-        batches.
+        Loaders that a hook returns are created when a validation is due. Until then, this method assumes that the
+        loaders have batches.
         """
         if self.limits.val_batches == 0 or not self.loaders.defined("validate"):
             return False

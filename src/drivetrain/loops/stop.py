@@ -141,7 +141,7 @@ class Stop:
                 self._leave()
         for reason in (self._reason, self._wanted, self._next):
             if reason in _SIGNALS.values():
-                if self._size == 1:  # several ranks can no longer agree on a batch
+                if self._size == 1:  # else the ranks can no longer agree on a batch
                     self._save(reason)
                 raise _exception(reason)
         if not self._time_over:

@@ -110,7 +110,7 @@ class Window:
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of an incomplete window for a checkpoint, without its gradients."""
+        """Return the state of an incomplete window for a checkpoint, without the window's gradients."""
         state = {key: getattr(self, name) for key, name in self._STATE.items()}
         return {**state, "exchanged": self.exchanges_always}
 

@@ -106,8 +106,8 @@ class LearningRateFinder(Callback):
     The finder trains with learning rates from ``min_lr`` to ``max_lr``, and suggests the rate at which the loss fell
     fastest. Then the finder restores the weights, the optimizer, the random states, the loaders and the counters. The
     finder sets the attribute to the suggestion and creates the optimizers again. The fit then computes the same numbers
-    as a fit in which the attribute has this value from the start. If a fit resumes from a checkpoint, the finder does
-    nothing, and the checkpoint's learning rates stay. All processes get the same learning rate.
+    as a fit in which the attribute has the suggested value from the start. If a fit resumes from a checkpoint, the
+    finder does nothing, and the checkpoint's learning rates stay. All processes get the same learning rate.
 
     Args:
         min_lr, max_lr: the smallest and the largest learning rate.

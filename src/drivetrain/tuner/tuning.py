@@ -27,7 +27,7 @@ class Tuner:
     """Finds a learning rate or a batch size for a model.
 
     The Tuner only sets the model's attribute. As in a fit, the model's loaders are created, and ``setup``,
-    ``configure_model`` and ``configure_optimizers`` are called. The Tuner calls no callbacks and loggers of the
+    ``configure_model`` and ``configure_optimizers`` are called. The Tuner calls neither callbacks nor loggers of the
     Trainer, and writes no file.
 
     Args:
