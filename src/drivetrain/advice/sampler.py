@@ -70,9 +70,7 @@ _FETCH_S, _FORWARD_S = board.ENGINE + 1, board.ENGINE + 2
 
 
 class _Place(NamedTuple):
-    """The position of the training thread at a look: the part of the fit, the line of user code, and the line of
-    torch's data loading.
-    """
+    """The position of the training thread at a look: the part of the fit, and lines of user code and of torch."""
 
     part: str
     file: str = ""

@@ -124,8 +124,9 @@ class Watched:
 
 
 class _WithoutRate:
-    """Yields the options of a parameter group, except the learning rate. A recorded graph contains the values of these
-    options.
+    """Yields the options of a parameter group, except the learning rate.
+
+    A recorded graph contains the values of these options.
     """
 
     def __init__(self, group: dict[str, Any]) -> None:

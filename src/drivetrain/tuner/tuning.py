@@ -166,8 +166,9 @@ class _NoEpochs(Callback):
 
 
 class _TunersRate(LearningRateFinder):
-    """The Tuner's finder of learning rates. If the search ran in other processes, the callback's state contains the
-    losses.
+    """The Tuner's finder of learning rates.
+
+    If the search ran in other processes, the callback's state contains the losses.
     """
 
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
