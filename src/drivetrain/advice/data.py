@@ -19,7 +19,7 @@ from drivetrain.data.kept import parts_of
 from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.run import Run
 
-_COMPARED = 65_536  # the number of a batch's values in its checksum
+_COMPARED = 65_536  # the number of values from which a batch's checksum is computed
 # the wait for the first batch is long if it takes this fraction of the epoch, and this many seconds
 _LONG_WAIT, _LONG_WAIT_S = 0.25, 0.1
 
@@ -148,8 +148,8 @@ class DataWatch(Watch):
 
 
 def _digest(batch: Any) -> int | None:
-    """Return a checksum of the first tensor in ``batch`` that has two different values; ``None`` if there is no such
-    tensor.
+    """Return a checksum of a tensor in ``batch``: the first tensor whose values are not all equal. Return ``None`` if
+    the batch has no such tensor.
     """
     for _, leaf in leaves(batch):
         if isinstance(leaf, Tensor) and not leaf.is_complex():

@@ -39,7 +39,7 @@ class Patience(Watch):
     on_train_epoch_start = on_train_start
 
     def batches_ended(self) -> None:
-        # an epoch also counts if on_train_batch_start has ended it before its first window
+        # an epoch counts even if on_train_batch_start has ended the epoch before the first window
         if self._run.progress.stepped_batches == self._windows:
             self._count()
 
@@ -80,9 +80,9 @@ class LossWatch(Patience):
         """Check a window without an optimizer step. ``output``: the result of the window's last ``training_step``.
 
         Raises:
-            ConfigurationError: the code of ``training_step`` returns no value; or no batch of the first ``max_steps``
-                windows (at least 3) had a loss; or ``training_step`` has stopped returning losses, and only
-                ``max_steps`` would end the fit.
+            ConfigurationError: the code of ``training_step`` returns no value. Or no batch of the first ``max_steps``
+                windows (at least 3) had a loss. Or ``training_step`` no longer returns losses, and the fit would never
+                end, because only ``max_steps`` ends the fit.
         """
         if self._run.window.batches_with_gradients or loss_of(output)[0] is not None:
             return  # there was a loss: the step was skipped for another reason

@@ -137,8 +137,8 @@ def check_parameters(run: Run) -> None:
 
 
 def _warn_of_eps(optimizers: Sequence[Optimizer]) -> None:
-    """Warn about an optimizer that may divide by zero, because its parameters are in float16, in which its eps rounds
-    to 0.
+    """Warn about an optimizer that can divide by zero: its parameters are in float16, and its ``eps`` rounds to 0 in
+    float16.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:

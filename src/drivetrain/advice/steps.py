@@ -42,8 +42,8 @@ class AutomaticWatch(_EpochWatch):
     _without_steps = 0  # number of consecutive epochs without a step
 
     def before_validation(self) -> None:
-        """Log once the parameters that get no gradient. With several processes, log nothing, because a strategy may
-        keep the gradients in other tensors.
+        """At the first call, log the parameters that get no gradient. With several processes, log nothing, because a
+        strategy may keep the gradients in other tensors.
         """
         run, is_first = self._run, self.first("parameters")
         optimizers = run.engine.strategy.optimizers
@@ -129,7 +129,7 @@ class ManualWatch(_EpochWatch):
             handle = self._idle.pop(index, None)
             if handle is not None:  # the first step with gradients
                 self._first[index] = gradient
-                self._spent.append(handle)  # removed later: torch is iterating over its hooks
+                self._spent.append(handle)  # removed later, because torch is iterating over its hooks
             elif index in self._first:
                 seen_twice = True
                 if self._first.pop(index) is gradient and not self._run.engine.strategy.facts.is_distributed:
@@ -252,7 +252,7 @@ class LimitsWatch(Watch):
 
 def _warn_of_schedule(config: LRSchedulerConfig, epochs: float, steps: float) -> None:
     """Warn about a scheduler that never steps in this fit. Also warn about a scheduler that is stepped once per epoch,
-    although its length seems to be a number of optimizer steps.
+    although the length of its schedule seems to be given in optimizer steps.
     """
     name, interval = type(config.scheduler).__name__, config.interval
     length = "total_steps" if hasattr(config.scheduler, "total_steps") else "T_max"

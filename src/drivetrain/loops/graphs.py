@@ -2,15 +2,15 @@
 
 One graph belongs to one signature: the shapes and types of a batch's tensors, and its other values. The first steps
 with a signature run without a graph, on a side stream. Then the step is recorded. Each of the next three batches runs
-twice from the same state: once without the graph, once as a replay. The graph is kept if both compute values that are
-equal bit for bit: changed, logged and returned values. With "auto", the replay must also be faster.
+twice from the same state: once without the graph, once as a replay. The graph is kept if the changed, logged and
+returned values are equal bit for bit. With "auto", the replay must also be faster.
 
 A replay runs no Python code. This module therefore advances the loop's counters after a replay. The module also watches
 the Python objects that the step has read (:class:`Watched`), and drops all graphs if such an object has changed.
 
 [Note: the same numbers with and without a graph]
 A run with graphs reads learning rates and step counts from the device in every step, replayed or not, as torch does
-with ``capturable=True``. The results therefore do not depend on which steps were replayed, and not on measured times.
+with ``capturable=True``. The results therefore depend neither on which steps were replayed nor on measured times.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class GraphedSteps:
             self._optimizer = None
 
     def say(self, what: str, figures: str = "") -> None:
-        """Log ``what`` and ``figures``, unless this ``what`` was logged in this fit."""
+        """Log ``what`` and ``figures``, but each ``what`` only once in a fit."""
         if what not in self._said:
             self._said.add(what)
             rank_zero_info(f"Trainer(cuda_graphs={self._run.settings.cuda_graphs!r}): {what}{figures}.")

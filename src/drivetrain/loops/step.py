@@ -10,8 +10,8 @@ closure
     The same calls in the same order, but on the window's last batch a closure makes them. ``module.optimizer_step``
     receives the closure, because LBFGS and an overridden ``optimizer_step`` call it.
 manual
-    Only ``training_step``. The user's code in it calls ``manual_backward`` and the optimizers' ``step``, and these two
-    call the hooks.
+    Only ``training_step``. In ``training_step``, the user's code calls ``manual_backward`` and the optimizers'
+    ``step``. Both methods call the hooks.
 
 A strategy can change parts of the step: it overrides methods of :mod:`drivetrain.strategies.step`, and this module
 calls these methods in place of torch's operations. A strategy can also run the complete step itself (``own_step.py``).
@@ -125,7 +125,7 @@ def _not_by_hand(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs
 
 
 def _keeping_window(run: Run, clear: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that calls ``clear``, but raises if this would delete gradients of the window's earlier
+    """Return a function that calls ``clear``, but raises if the call would delete gradients of the window's earlier
     batches.
     """
 
@@ -264,7 +264,7 @@ def _manual(run: Run) -> Step:
     strategy, shared = run.engine.strategy, run.engine.strategy.facts.is_distributed
 
     def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        # above 0: a checkpoint contains the gradients; the optimizer's step sets 0
+        # While this number is above 0, a checkpoint contains the gradients. The optimizer's step sets the number to 0.
         window.batches_with_gradients += 1
         if not shared:
             backward(loss, *args, **kwargs)
@@ -393,8 +393,8 @@ def make_forward_backward(
     """Return the function that computes a batch's loss and gradients, and that calls ``zero_grad`` for a window's first
     batch.
 
-    ``calls``: direct calls (``direct.py``), which replace ``zero_grad`` and ``backward`` by one call; ``None``: make
-    both calls. ``steps``: the one call also steps the optimizer, because each batch is a window.
+    ``calls``: direct calls (``direct.py``), or ``None``. One direct call replaces both ``zero_grad`` and ``backward``.
+    ``steps``: the direct call also steps the optimizer, because each batch is a window.
     """
     train = None if calls is None else calls.train
     training_step, context = pieces.bind_training_step(run), run.engine.forward_context()
@@ -412,7 +412,7 @@ def make_forward_backward(
             if context is None:
                 output = training_step(batch, batch_idx)
             else:
-                with context:  # no wrapper function, either
+                with context:  # again without a wrapper function
                     output = training_step(batch, batch_idx)
             loss, weight = output, None
             if type(output) is not Tensor:

@@ -174,8 +174,8 @@ def _is_plain(name: str, value: Any) -> bool:
 
 
 def _plain_attributes(module: Any, own: list[Any]) -> dict[str, Any]:
-    """Return the module's attributes that are numbers, strings or containers, and set copies in the module. Attributes
-    that cannot be copied are left out.
+    """Return the module's attributes that are numbers, strings or containers, and replace the attributes by copies.
+    Attributes that cannot be copied are left out.
 
     Args:
         module: the module with the attributes.
@@ -194,8 +194,9 @@ def _plain_attributes(module: Any, own: list[Any]) -> dict[str, Any]:
 
 @contextmanager
 def _optimizers_kept(strategy: Any) -> Iterator[None]:
-    """Return a context that restores the states and options of the optimizers at its end. No scheduler steps in the
-    trial. A module with manual optimization steps the schedulers itself, so it gets copies that do nothing.
+    """Return a context that restores the states and options of the optimizers at its end. In the trial, no scheduler
+    steps. A module with manual optimization steps the schedulers itself, so the module gets copies of the schedulers
+    that do nothing.
     """
     optimizers, schedulers = list(strategy.optimizers), list(strategy.lr_scheduler_configs)
     states = [{key: _copied(value) for key, value in each.state.items()} for each in optimizers]
@@ -230,7 +231,7 @@ def _idle(scheduler: Any) -> Any:
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """Copy an optimizer's state of one parameter, without the tensors."""
+    """Copy an optimizer's state of one parameter, but keep the tensors themselves."""
     return {name: value if isinstance(value, Tensor) else copy.deepcopy(value) for name, value in state.items()}
 
 
