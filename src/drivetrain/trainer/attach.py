@@ -34,7 +34,7 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.combined import arranged
 from drivetrain.errors import ConfigurationError, RunError, SignatureError, WrongTypeError, closest, described
 from drivetrain.loops import step_checks
-from drivetrain.loops.loaders import LOADER_HOOKS, Loaders
+from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.datamodule import LightningDataModule
 from drivetrain.module.module import LightningModule
@@ -412,11 +412,7 @@ def check_loaders(module: LightningModule, loaders: Loaders, fn: TrainerFn, vali
         ConfigurationError: the loader for ``fn`` itself is missing.
     """
     if not loaders.available(fn.value):
-        hook = LOADER_HOOKS[fn.value]
-        raise ConfigurationError(
-            f"trainer.{fn.value} has no loader. Pass one, or define {hook} on {type(module).__name__} "
-            "or a datamodule. [DT1019]"
-        )
+        raise loaders.missing(fn.value)
     if fn is not TrainerFn.FITTING or not validates:
         return
     has_step = overrides(module, "validation_step", LightningModule)

@@ -25,10 +25,9 @@ from drivetrain.loops.progress import TrainerFn, TrainerStatus
 from drivetrain.loops.restart import counted
 from drivetrain.loops.run import KeptStates, Run
 from drivetrain.loops.step import make_step
-from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
+from drivetrain.module.hooks import DataHooks, HookTable
 from drivetrain.module.module import LightningModule
-from drivetrain.strategies import familiar, rank_files
-from drivetrain.strategies.agreement import Agreement
+from drivetrain.strategies import agreement, familiar, rank_files
 from drivetrain.strategies.step import Step
 from drivetrain.trainer import attach, checkpoint, comparison, compiling, profiling, rank_parts, resume_line, telling
 from drivetrain.trainer.job import Job
@@ -106,7 +105,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     progress, strategy, hooks, stage = trainer.progress, trainer.strategy, trainer.hooks, job.fn
     model, datamodule, fn, began_s = job.model, job.datamodule, job.fn, time.monotonic()
     trainer.engine.launch()
-    several, vote, agreed = strategy.world.size > 1, votes_of(trainer), Agreement()
+    several, vote, agreed = strategy.world.size > 1, votes_of(trainer), agreement.Agreement()
     if several:
         agreed = comparison.compare_start(trainer, fn, loaders, job.ckpt_path is not None)
     for logger in trainer.loggers if agreed.loggers else ():
@@ -125,9 +124,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         progress=progress,
         limits=trainer.limits,
         settings=trainer.settings,
-        transfer=bind_transfer(
-            model, datamodule, strategy, trainer.logbook, trainer.engine.input_conversion(), hooks.spans
-        ),
+        transfer=hooks.bind_transfer(datamodule, trainer.engine.input_conversion()),
         loaders=loaders,
         log=trainer._log if trainer.loggers else None,
         validates_last=trainer.validates_last,
@@ -165,7 +162,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     return run
 
 
-def _set_up_model(trainer: Trainer, job: Job, vote: Vote, agreed: Agreement) -> dict[str, Any] | None:
+def _set_up_model(trainer: Trainer, job: Job, vote: Vote, agreed: agreement.Agreement) -> dict[str, Any] | None:
     """Call the hooks that create the data and the model, and set up the strategy.
 
     Args:
@@ -193,7 +190,7 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, agreed: Agreement) -> 
     with vote("configure_model"), trainer.engine.init_module(), trainer.engine.sharded_model():
         hooks.call_method("configure_model")
     if agreed.changes:
-        comparison.compare_model(trainer)
+        comparison.compare_made(strategy, agreement.of_module(job.model))
     loaded = None
     if not strategy.facts.restores_after_setup:
         loaded = _restore(trainer, job, agreed.loggers, vote)
@@ -235,7 +232,8 @@ def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
             "computed and nothing is updated. [DT1010]"
         )
     if strategy.world.size > 1:
-        comparison.compare_optimizers(trainer)
+        made = agreement.of_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
+        comparison.compare_made(strategy, made)  # after the strategy's set-up, which may create optimizers
     strategy.setup_precision_plugin()
     trainer.engine.bind_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
     run.wrap_optimizers()

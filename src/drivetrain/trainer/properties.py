@@ -28,7 +28,6 @@ from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.hooks import HookTable
 from drivetrain.module.optimizers import LRSchedulerConfig
 from drivetrain.plan import Plan
-from drivetrain.settings import Settings
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer.limits import LimitsView
 
@@ -82,8 +81,6 @@ class Familiar:
 class TrainerView(LimitsView, RankFacts):
     """The Trainer's properties. Objects that user code replaces during a run take effect at the next batch."""
 
-    settings: Settings
-    progress: Progress
     engine: Engine
     logbook: Logbook
     predictions: Predictions
@@ -91,7 +88,6 @@ class TrainerView(LimitsView, RankFacts):
     received_sigterm: bool = False
     _callbacks: list[Callback]
     _loggers: list[Logger]
-    _profiler: Any
     _hooks: HookTable | None = None
     _run_parts: Run | None = None
     _ckpt_path: str | None = None

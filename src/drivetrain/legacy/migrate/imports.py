@@ -68,7 +68,6 @@ class _Rewriter:
             self.source.left(node, f'the string "{node.value}" names a module or a logger of Lightning')
 
     def _import_callbacks(self) -> None:
-        """Import the callbacks that a Trainer's rewritten arguments need."""
         ours = [Today("drivetrain.callbacks", name) for name in sorted(set(self.bindings.callbacks))]
         first = next((node for node in ast.walk(self.source.tree) if self.bindings.imports_us(node)), None)
         needed = [today for today in ours if self.bindings.meaning(ast.Name(today.name, ast.Load())) != today]
@@ -251,7 +250,6 @@ def _split(module: str) -> tuple[str, str]:
 
 
 def _statements(items: Sequence[_Item]) -> list[str]:
-    """Return import statements, one for each module."""
     lines: dict[str, list[str]] = {}
     whole = []
     for item in items:
