@@ -131,7 +131,9 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
 
 
 def numbered(folder: str | Path, store: CheckpointIO) -> dict[int, str]:
-    """Return the checkpoints in ``folder`` that requeued jobs have saved, by number."""
+    """Return the paths of the checkpoints that requeued jobs have saved in ``folder``. The keys are the numbers in the
+    files' names.
+    """
     found = {}
     for path in store.find(folder, "hpc_ckpt_*.ckpt"):
         number = PurePath(path).stem.removeprefix("hpc_ckpt_")
@@ -235,7 +237,7 @@ def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
     optimizer step, and set the counters and buffers in ``checkpoint`` back to this state.
     """
     run = trainer.current_run
-    if run is None and (ranks := trainer.ranks_of_job):  # the last job has returned the ranks' states
+    if run is None and (ranks := trainer.ranks_of_job):  # the last job's processes have returned their states
         return {"loops": {"drivetrain": ranks[0]["loops"]}, "ranks": ranks, "rng": ranks[0]["rng"]}
     if run is None or trainer.progress.fn != "fit":
         loops = {"drivetrain": {**trainer.progress.state_dict(), **Window().place()}}
@@ -254,7 +256,7 @@ def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
     """Check, before any save, that a checkpoint can store the states of callbacks and datamodule, and the
     hyperparameters.
 
-    Nothing is written. Saves of checkpoints do not repeat the warnings about hyperparameters.
+    Nothing is written. Warnings about hyperparameters are shown only here, and not again when a checkpoint is saved.
 
     Args:
         trainer: a Trainer that has a module.
@@ -296,7 +298,9 @@ def check_at_start(trainer: Trainer) -> None:
 
 
 def _state_now(owner: Any) -> Any:
-    """Return the state of ``owner``; ``None`` if ``state_dict`` raises. Before training, this is allowed."""
+    """Return the state of ``owner``; ``None`` if ``state_dict`` raises an exception, because this method need not work
+    before training.
+    """
     try:
         return owner.state_dict()
     except Exception:

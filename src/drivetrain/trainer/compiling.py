@@ -95,7 +95,7 @@ def compile_whole(trainer: Any, job: Any) -> None:
     if options is not None:
         _forget_others(model, options)
         if options.blocks is not None:
-            return  # configure_model can create the layers later
+            return  # too early for the layers, which configure_model can still create
         context = _context(model, options)
     compile_in_place(model, context)  # each process compiles its own copy of the model
     if context.fullgraph:
