@@ -37,7 +37,7 @@ with on_first_use:
 CLASS_PATH, INSTANTIATOR = "_class_path", "_instantiator"
 
 WRITTEN = "lightning.pytorch.cli.instantiate_module"
-"""The value of ``_instantiator``. Lightning expects this value, and so can read drivetrain's files."""
+"""The value of ``_instantiator``. Lightning can read drivetrain's files, because Lightning expects this value."""
 
 _KNOWN = frozenset({WRITTEN, "pytorch_lightning.cli.instantiate_module"})
 _MODULES_OF_THE_PARSER = frozenset({"jsonargparse", "yaml", "docstring_parser", "typeshed_client", "importlib"})
@@ -60,7 +60,7 @@ def hyperparameters(
     """
     try:
         values: dict[str, Any] = as_plain(parser, config).get(key) or {}
-    except Exception:  # converting a user's object to text may raise anything
+    except Exception:  # the conversion of a user's object to text can raise any exception
         return None
     path = values.get("class_path")
     if path is not None:
@@ -134,8 +134,8 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
 
 
 def class_and_arguments(cls: type, saved: dict[str, Any], given: Collection[str]) -> tuple[type, dict[str, Any]]:
-    """Return the results of :func:`class_to_build` and :func:`rebuilt`: the class and the arguments in
-    hyperparameters.
+    """Return the class that the hyperparameters ``saved`` name (see :func:`class_to_build`), and the arguments for this
+    class (see :func:`rebuilt`).
     """
     found = class_to_build(cls, saved)
     return found, rebuilt(found, saved, given)
@@ -172,7 +172,8 @@ def class_to_build(cls: type, saved: dict[str, Any]) -> type:
 
 
 def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Return the arguments of ``cls`` in hyperparameters. Objects that the hyperparameters describe are created.
+    """Return the arguments of ``cls`` that the hyperparameters contain. Create the objects that the hyperparameters
+    describe.
 
     Args:
         cls: the class that will be called with the arguments.

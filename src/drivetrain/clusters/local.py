@@ -94,7 +94,7 @@ class LocalEnvironment(ClusterEnvironment):
             super().validate_settings(num_devices, num_nodes)
 
     def teardown(self) -> None:
-        """Reset the number of processes, the rank and the port, so that a later Trainer chooses new ones."""
+        """Reset the number of processes, the rank and the port, so that a later Trainer chooses new values."""
         self.environ.pop("WORLD_SIZE", None)
         self._world_size = self._global_rank = self._main_port = None
 

@@ -129,7 +129,7 @@ class PlanCheck(Callback):
         with os.fdopen(self._batch, "wb") as pipe, contextlib.suppress(BrokenPipeError):
             try:
                 data = pickle.dumps(map_leaves(shape, batch))
-            except Exception as error:  # pickling a user's batch may raise anything
+            except Exception as error:  # the pickling of a user's batch can raise any exception
                 data = pickle.dumps(TryError(f"the batch cannot be pickled: {cause(error)}"))
             pipe.write(data)
         self._batch = -1
@@ -142,7 +142,7 @@ class PlanCheck(Callback):
             self._nothing(f"the plan failed: {plan}.")
             return
         there = self._found
-        there.setdefault("passes", there["step"])  # missing if no optimizer has made a step
+        there.setdefault("passes", there["step"])  # "passes" is missing if no optimizer has made a step
         found, peak = max(there["passes"], there["step"]), max(plan["passes"], plan["step"])
         share = (found - peak) / max(peak, 1)
         text = f"the plan's peak of tensors is {gib(peak)}, and {self._device} reported {gib(found)}"

@@ -198,6 +198,6 @@ def in_pipeline(window: Forecast, ranks: int, micro_batches: int, stages_per_ran
 
 
 def fastest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Sort runs by time, the fastest first. Return their names, and their times as multiples of the shortest time."""
+    """Sort names by time, the fastest first. Return each name and its time as a multiple of the shortest time."""
     order = sorted(seconds, key=lambda name: seconds[name])
     return [(name, seconds[name] / seconds[order[0]]) for name in order]

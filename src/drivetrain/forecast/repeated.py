@@ -17,10 +17,10 @@ _COMPUTED = ("forward", "recompute", "backward")
 def repeated(few: Sequence[Step], more: Sequence[Step], length: int) -> tuple[Step, ...]:
     """Return the steps of a window of a model with ``length`` blocks.
 
-    In each phase, ``more`` has the steps of ``few`` and additional steps of one more block, which are repeated. If a
-    step, such as an optimizer's, moves more bytes in ``more`` than in ``few``, the step grows by the difference with
-    each further block. DDP's buckets are not parts of blocks. The result has as many buckets of the largest size as the
-    gradients need, evenly distributed.
+    In each phase, ``more`` has the steps of ``few`` and the steps of one more block. The result repeats these
+    additional steps for each further block. If a step, such as an optimizer's, moves more bytes in ``more`` than in
+    ``few``, the step grows by the difference with each further block. DDP's buckets are not parts of blocks. The result
+    has as many buckets of the largest size as the gradients need, evenly distributed.
 
     Args:
         few: the steps with two blocks.

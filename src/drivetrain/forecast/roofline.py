@@ -46,7 +46,7 @@ def fused(steps: Sequence[Step]) -> tuple[Step, ...]:
     waits = {step.waited_on_at for step in steps if isinstance(step, Exchange)}
     kept: list[Step] = []
     at: list[int] = []
-    """For each of ``steps``, its index in ``kept``."""
+    """For each step in ``steps``, the index in ``kept``."""
     is_open = False  # whether the next operation can be fused with the last of ``kept``
     for index, step in enumerate(steps):
         if isinstance(step, Operation) and _joins(step):

@@ -51,8 +51,8 @@ class Job:
 
 
 class PlannedAccelerator(CPUAccelerator):
-    """Stands for the planned devices, which this machine may not have. Fake tensors on them have the device type
-    "cpu".
+    """Stands for the planned devices, which this machine may not have. Fake tensors on the planned devices have the
+    device type "cpu".
     """
 
     auto_priority: int | None = None  # type: ignore[assignment]  # accelerator="auto" never chooses it

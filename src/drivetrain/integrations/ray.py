@@ -48,8 +48,8 @@ class RayTrainReportCallback(Callback):
     def __init__(self) -> None:
         super().__init__()
         self._download = ExitStack()  # removes the downloaded checkpoint after the fit has read it
-        self._saved: dict[int, dict[str, float]] = {}  # the metrics at each save, by step
-        self._reported = self._reported_with_files = -1  # steps of the last reports
+        self._saved: dict[int, dict[str, float]] = {}  # the metrics at the save of each checkpoint, by step
+        self._reported = self._reported_with_files = -1  # the last step with a report, and with a reported checkpoint
         self._reports = False  # true while a fit trains in a worker of Ray Train
 
     def own_checkpoint(self, trainer: Trainer) -> str | None:

@@ -104,7 +104,7 @@ def _of_runs(folders: Sequence[Path]) -> tuple[Judgement, str, str]:
 
 
 def _of_ranks(folder: Path, wanted: Sequence[int] | None) -> tuple[Judgement, str, str]:
-    """Compare each rank of one run with the first rank. The result is like that of :func:`_of_runs`."""
+    """Compare each rank of one run with the first rank. Return a judgement and two texts, as :func:`_of_runs` does."""
     ranks = _ranks_in(folder)
     wanted = wanted or ranks
     if len({*wanted} & {*ranks}) < max(len(wanted), 2):

@@ -100,7 +100,7 @@ def earliest(found: Sequence[Judgement]) -> Judgement:
 def position(steps: Sequence[Step], undisturbed: Sequence[Step], latest: int, ends: bool = False) -> int:
     """Return the index in ``undisturbed`` of the step that is equal or most similar to the first of ``steps``.
 
-    Steps in which the model does not change may be equal to each other. Of several equal steps, prefer a step at which
+    Steps in which the model does not change can be equal to each other. Of several equal steps, prefer a step at which
     the program can have continued, and after which the next steps are also equal.
 
     Args:
@@ -383,9 +383,9 @@ def _by_class(others: list[list[str]]) -> dict[tuple[str, int], Counter[str]]:
 
 
 def _lists_differ(there: Step, here: Step, name: str, is_first: bool) -> bool:
-    """Whether the inputs, batches or losses (``name``) since the last optimizer step differ between two records. A
-    restart may lengthen or shorten the list of a process's first step. At the first step, only the ends of both lists
-    are therefore compared.
+    """Whether the inputs, batches or losses (``name``) since the last optimizer step differ between two records. After
+    a restart, the list of the first step can be longer or shorter than without the restart. If ``is_first``, only the
+    last items of both lists are therefore compared.
     """
     was, now = there["since"][name], here["since"][name]
     if is_first:

@@ -43,7 +43,7 @@ _NONSENSE: tuple[Any, ...] = ("x", "0;1", "1.5", 1.5, -7, 0, [], None, True, "10
 
 
 class AcceleratorConformance:
-    """The tests. To run them, define a subclass that sets ``accelerator`` and whose name begins with ``Test``.
+    """The test suite: define a subclass that sets ``accelerator`` and whose name begins with ``Test``.
 
     Attributes:
         accelerator: the class to test. Its constructor must work without arguments.
@@ -219,7 +219,7 @@ class AcceleratorConformance:
 
     def test_memory_is_counted(self) -> None:
         """The allocated bytes rise when a tensor is created and fall when the tensor is freed, and the peak does not
-        fall. An accelerator may return ``None`` for both.
+        fall. An accelerator without these numbers returns ``None``.
         """
         accelerator, device = self.accelerator(), self.device
         if accelerator.memory_allocated(device) is None:
@@ -346,8 +346,8 @@ def fit(
     batch_size: int = 8,
     **arguments: Any,
 ) -> Small:
-    """Train a small regression, save it in ``folder``, and return it. The data and the initial weights are always the
-    same.
+    """Train a small regression, save a checkpoint in ``folder``, and return the module. The data and the initial
+    weights are always the same.
     """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, 4, generator=generator)

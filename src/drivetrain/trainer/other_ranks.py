@@ -159,8 +159,8 @@ def _position(data: Mapping[str, Any], own: Any) -> State:
 
 
 def _metrics(found: Sequence[Any], first: Mapping[str, Any], module: nn.Module) -> tuple[State, list[str]]:
-    """Return the merged states of the metric objects, and the names of states that cannot be merged. Instead of a
-    merged state, the result then contains one rank's state.
+    """Return the merged states of the metric objects, and the names of states that cannot be merged. For a state that
+    cannot be merged, the result contains the state of one rank.
     """
     there, states, lost = metrics_in(module), dict[str, Any](), list[str]()
     for place in first.keys() & there.keys():

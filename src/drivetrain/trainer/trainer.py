@@ -91,7 +91,9 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
 
 @supplied
 def translated(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Trainer's arguments. The package's ``compat`` folder replaces this function."""
+    """Return the Trainer's arguments. If an object has a method ``as_settings()``, the arguments that this method
+    returns replace the object.
+    """
     return dict(arguments)
 
 

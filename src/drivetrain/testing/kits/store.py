@@ -179,7 +179,7 @@ def a_failed_save_leaves_the_previous_one(part: Part) -> None:
 
 
 def loading_runs_no_code(part: Part) -> None:
-    """load_checkpoint(path) runs no code of pickled objects in the file. It may raise an exception instead."""
+    """load_checkpoint(path) runs no code of pickled objects in the file. An exception is allowed."""
     store = part.make()
     with contextlib.suppress(Exception):
         store.save_checkpoint({"object": _Runs()}, "a.ckpt")
