@@ -1,4 +1,4 @@
-"""The exceptions that drivetrain raises, and functions that build their messages.
+"""The exceptions that drivetrain raises, and functions that build the messages of these exceptions.
 
 ::
 

@@ -85,7 +85,7 @@ class _View(io.RawIOBase):
 
 
 def _load(file: Path, at: int, length: int, name: str) -> Any:
-    """Check the checksums of the item ``name``, and return its object.
+    """Check the checksums of the item ``name``, and return the object in the item.
 
     Raises:
         CheckpointError: the item is missing or damaged.

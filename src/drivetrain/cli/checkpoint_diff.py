@@ -32,7 +32,7 @@ def holds(kind: str, key: str) -> bool:
 
 
 def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
-    """Compare two checkpoints, one tensor at a time. With ``weights``, compare only their weights.
+    """Compare two checkpoints, one tensor at a time. With ``weights``, compare only the weights.
 
     If the kind of one checkpoint cannot contain an entry, the entry is not compared.
 
@@ -88,7 +88,9 @@ def _leaves(found: Opened, keys: Iterable[str], common: bool) -> Iterable[tuple[
 
 
 def _highest(names: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Return the paths in ``names`` that are missing in ``others``. If a container is missing, return only its path."""
+    """Return the paths in ``names`` that are missing in ``others``. If a container is missing, return only the
+    container's path.
+    """
     known = {path for name in others for path in _upwards(name)}
     return sorted({next((path for path in _upwards(name) if path not in known), name) for name in names} - known)
 

@@ -74,7 +74,8 @@ def open_checkpoint(path: str) -> Opened:
     """Open the local checkpoint at ``path``. Only plain data is unpickled.
 
     Raises:
-        CheckpointError: the checkpoint does not exist, is damaged, or is of no known kind (then a CheckpointNameError).
+        CheckpointError: the checkpoint does not exist, or is damaged. If the kind of the checkpoint is unknown, the
+            error is a CheckpointNameError.
         ConfigurationError: ``path`` is an address or a device, or the user has no permission to read ``path``.
     """
     if files.is_remote(path):

@@ -31,7 +31,7 @@ _YOUNG = 3600  # seconds; a save that is still running can have written a younge
 
 
 def prune(folder: str, keep: int | None = None, delete: bool = False) -> dict[str, Any]:
-    """List the checkpoints and other files that can be removed from ``folder``. With ``delete``, remove them.
+    """List the checkpoints and other files that can be removed from ``folder``. With ``delete``, remove these files.
 
     The newest complete checkpoint is never removed. If this checkpoint contains the state of a ModelCheckpoint, the
     best and the last checkpoint in this state are not removed either. Targets of links, damaged files and files of

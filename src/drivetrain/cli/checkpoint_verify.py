@@ -21,7 +21,7 @@ _NO_CHECKSUMS = "{} has no checksums: only its sizes and its structure were chec
 
 
 def verify(path: str) -> dict[str, Any]:
-    """Check the checkpoint at ``path`` by reading all of it.
+    """Read the complete checkpoint at ``path``, and check the contents.
 
     Returns:
         A dictionary with ``ok``, ``problems`` (for each, the ``file`` and the message ``problem``) and ``notes``

@@ -241,8 +241,8 @@ def check_names(value: Any) -> None:
 
 
 def _names(value: Any) -> Iterator[tuple[str, bool]]:
-    """Yield each text in ``value`` that the parser could read as the name of a class or a function, and whether it must
-    be a class.
+    """Yield each text in ``value`` that the parser could read as the name of a class or a function, and whether the
+    parser accepts only a class.
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -266,14 +266,16 @@ def _found(path: str) -> Any:
     if holder is None or (holder is not sys.modules.get(module) and not isinstance(holder, type)):
         return None
     own = vars(holder)
-    # drivetrain's modules import some names when they are first used
+    # drivetrain's modules import some names at the first use of the name
     if name not in own and (module.partition(".")[0] == "drivetrain" or "_compat_path" in own):
         return getattr(holder, name, None)
     return own.get(name)
 
 
 def _imported(path: Any) -> Any:
-    """Return the class or function at ``path``. Return ``None`` if it does not exist, or if a file may not use it."""
+    """Return the class or function at ``path``. Return ``None`` if the class or function does not exist, or if a file
+    must not use the class or function.
+    """
     found = _found(path) if isinstance(path, str) else None
     if isinstance(found, type) and issubclass(found, (nn.Module, Optimizer, LRScheduler)):
         return found
@@ -314,7 +316,7 @@ def _of_class(class_path: str, values: Mapping[str, Any], is_described: bool) ->
 def _check_groups(options: Collection[str], values: Mapping[str, Any]) -> None:
     """Check that the value of each dataclass argument is a dictionary of the dataclass's fields.
 
-    The parser would accept any value, and fail only when it creates the object.
+    The parser itself would accept any value, and would fail only when the object is created.
     """
     for name, value in values.items():
         if not isinstance(value, Mapping) and any(option.startswith(f"{name}.") for option in options):

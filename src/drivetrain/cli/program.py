@@ -81,7 +81,7 @@ def words_to_call(module: str, first: str = "") -> list[str]:
         first: a statement that runs before ``module`` is imported.
     """
     # sys.path[0] may be "", the working directory, from which main's module must not be imported. The entry is not
-    # removed, because the program's folder replaces it later.
+    # removed, because the program's folder replaces the entry later.
     begin = "import gc, sys; sys.path[0] = sys.path[0] or sys.executable"
     return ["-c", "; ".join(filter(None, (begin, first, f"from {module} import main", "sys.exit(main())")))]
 

@@ -237,7 +237,7 @@ def _line(base: Mapping[str, int], grown: list[tuple[Mapping[str, int], int]]) -
 
 
 def _by_role(blocks: Mapping[str, int]) -> dict[str, int]:
-    """Return the sum of the activations of each list's blocks. The key is the list's path and ".*"."""
+    """For each list of blocks, return the sum of the blocks' activations. The key is the list's path and ".*"."""
     found = Counter[str]()
     for path, size in blocks.items():
         parent, dot, _ = path.rpartition(".")

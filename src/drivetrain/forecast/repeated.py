@@ -80,8 +80,8 @@ def _key(step: Step, labels: bool) -> tuple[Any, ...]:
 
 
 def _inserted(old: list[Step], new: list[Step]) -> tuple[int, int] | None:
-    """Return the index at which ``new`` has additional steps, and their number. Return ``None`` if ``new`` differs from
-    ``old`` in several places.
+    """Return the index at which ``new`` has additional steps, and the number of these steps. Return ``None`` if ``new``
+    differs from ``old`` in several places.
     """
     size = len(new) - len(old)
     for labels in (True, False):  # with labels, _key also tells whether a step belongs to a block

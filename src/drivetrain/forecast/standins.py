@@ -93,7 +93,7 @@ class PlannedEnvironment(ClusterEnvironment):
 
 def planned(job: Job, strategy: str | None = None) -> Callable[[Settings], Plan]:
     """Return a function that replaces :func:`drivetrain.plan.resolve`. The function resolves the Trainer's arguments
-    for the devices of ``job``. If ``strategy`` is given, it replaces the program's strategy.
+    for the devices of ``job``. If ``strategy`` is given, ``strategy`` replaces the program's strategy.
     """
     other = strategy
 

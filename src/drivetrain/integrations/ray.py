@@ -143,6 +143,8 @@ def _link_files(trainer: Trainer, path: str, folder: str) -> None:
 
 
 def _files_of(trainer: Trainer, path: str) -> Iterator[Path]:
-    """Yield the files of the checkpoint ``path`` that are on this machine. A sharded checkpoint is a folder."""
+    """Yield the files of the checkpoint ``path`` that are on this machine, also the files in a sharded checkpoint's
+    folder.
+    """
     for each in map(Path, rank_files.files_of(trainer.strategy.checkpoint_io, path)):
         yield from (file for file in (each, *each.rglob("*")) if file.is_file())

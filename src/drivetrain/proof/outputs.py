@@ -162,7 +162,7 @@ def _of_text(text: str, suffix: str) -> Iterator[dict[str, Any]]:
 
 
 def _counts(name: str | None, value: Any) -> bool:
-    """Whether a value is a result of the training. Times, random states and objects are not."""
+    """Whether a value is a result of the training. Times, random states and objects are not results of the training."""
     if name is None or _RANDOM.search(name):
         return False
     if isinstance(value, Tensor):

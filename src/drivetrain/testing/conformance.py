@@ -99,8 +99,8 @@ class AcceleratorConformance:
         assert count >= 1
 
     def test_device_numbers_are_parsed(self) -> None:
-        """``devices=1`` and ``"1"`` select the first device, and ``"auto"`` begins with it. A value that selects no
-        device raises a ConfigurationError.
+        """``devices=1`` and ``"1"`` select the first device, and ``"auto"`` selects devices from the first device on. A
+        value that selects no device raises a ConfigurationError.
         """
         for devices in (1, "1"):
             assert list(self.plan_of(devices).devices) == [self.accelerator.get_parallel_devices([0])[0]]

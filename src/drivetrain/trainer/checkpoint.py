@@ -70,9 +70,9 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
     Args:
         trainer: the Trainer; its callbacks know the files for "best" and "last".
         ckpt_path: a path; "best"; "last": the newest complete checkpoint of this program, see last.py; "hpc": the
-            ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir`` with the highest number; ``None``: no checkpoint. But a fit in
-            a requeued job resumes from the "hpc" file of this job. With the environment variable
-            ``DRIVETRAIN_RESUME=auto``, ``None`` means "last" in a fit.
+            ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir`` with the highest number; ``None``: no checkpoint. There are
+            two exceptions for a fit with ``None``. In a requeued job, the fit resumes from the "hpc" file of this job.
+            With the environment variable ``DRIVETRAIN_RESUME=auto``, ``None`` means "last".
         fitting: whether the entry point is ``fit``. If there is no file for "last", a fit starts from the beginning;
             any other entry point raises.
 

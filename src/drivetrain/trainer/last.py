@@ -198,11 +198,11 @@ class _Found:
         )
 
     def is_own(self, path: str, others: set[str]) -> bool:
-        """Whether this program with this configuration has saved ``path``. For an unreadable file, the files in its
-        folder decide.
+        """Whether this program with this configuration has saved ``path``. For an unreadable file, the answer is yes if
+        this program has saved another file in the folder, or if no file in the folder is readable.
         """
         entry = self.entry(path)
-        if entry is None:  # the file is unreadable: other files in the folder decide
+        if entry is None:  # the file is unreadable, so the other files in the folder are examined
             folder = os.path.dirname(path)
             beside = [self.entry(other) for other in others if os.path.dirname(other) == folder]
             said = [self._saved_by(each) for each in beside if each is not None]

@@ -261,7 +261,7 @@ def loop_of(trainer: Trainer, fn: TrainerFn, run: Run) -> Callable[[], Any]:
 
 
 def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options: Any, allow_pickle: bool) -> None:
-    """Write the state of the run to ``path``, for ``Trainer.save_checkpoint`` and its arguments."""
+    """Write the state of the run to ``path``. The arguments are the arguments of ``Trainer.save_checkpoint``."""
     strategy = trainer.strategy
     with trainer.profiler.profile("save_checkpoint"), trainer.progress.storing():
         if strategy.world.store is not None:

@@ -200,7 +200,7 @@ def _window(parts: Sequence[Mapping[str, Any]], count: int, module: nn.Module, r
     """
     window_of_first = parts[0]["window"]
     window = {**window_of_first, "exchanged": False}
-    exchanged = window_of_first.get("exchanged", False)  # the gradients are means over all ranks, or shards of them
+    exchanged = window_of_first.get("exchanged", False)  # gradients are means over all ranks, or shards of these means
     shares = [1 / count] * len(parts)
     if window["reference"] is not None:
         held = len(parts) if exchanged else 1
