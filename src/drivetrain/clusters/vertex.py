@@ -39,7 +39,8 @@ class VertexEnvironment(MachinesEnvironment):
         """Return the index of this replica among the replicas that train.
 
         Raises:
-            ConfigurationError: this replica is a parameter server or an evaluator, or its index is not in its pool.
+            ConfigurationError: this replica is a parameter server or an evaluator, or the replica's index is too large
+                for the pool.
         """
         task = json_of(self.environ, "CLUSTER_SPEC")["task"]
         pool, index = task.get("type"), task.get("index", 0)

@@ -149,8 +149,8 @@ def _listed(ranks: Iterable[int]) -> str:
 
 
 def _operation(folders: Sequence[Path], found: Judgement, limit_s: float) -> str:
-    """Return the name of the first operation that differs. For this, run both programs again, or run one program twice
-    to compare two of its ranks.
+    """Return the name of the first operation that differs. To find the operation, run both programs again. To compare
+    two ranks of one program, run the program twice.
     """
     step, ranks = found.differences[0].step - 1, (found.rank if found.against is None else found.against, found.rank)
     with tempfile.TemporaryDirectory() as target:

@@ -38,7 +38,8 @@ class Difference(NamedTuple):
         step: the optimizer step of the undisturbed run, counted from 1. A number after the last step means the state at
             the end of the run.
         part: the name of the part of the state that differs.
-        detail: the name of the tensor or value that differs. If both values are short, also both values.
+        detail: the name of the tensor or value that differs. If both values are short, the text also contains the
+            values.
         rank: the rank.
     """
 

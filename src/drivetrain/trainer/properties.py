@@ -282,9 +282,9 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def time_spent(self) -> TimeSpent | None:
-        """A report on the wall time of the running or last fit, and why this fit was slow. ``None`` before the first
-        fit, and with ``barebones=True``. Each rank reports its own time; rank 0 also compares the ranks. A strategy
-        such as "ddp_fork" returns the report and :attr:`history` only if all started processes finish.
+        """A report on the wall time of the running or last fit, with the reasons why the fit was slow. ``None`` before
+        the first fit, and with ``barebones=True``. Each rank reports its own time; rank 0 also compares the ranks. A
+        strategy such as "ddp_fork" returns the report and :attr:`history` only if all started processes finish.
         """
         return self._time_spent if self._sampler is None else self._sampler.time_spent()
 

@@ -137,7 +137,9 @@ def checkpoints_are_found_by_pattern(part: Part) -> None:
 
 
 def the_newest_checkpoint_is_known(part: Part) -> None:
-    """written_at of a later save is never smaller than that of an earlier save. touch makes a checkpoint the newest."""
+    """written_at of a later save is never smaller than written_at of an earlier save. touch makes a checkpoint the
+    newest.
+    """
     store = part.make()
     _save(store, "a.ckpt")
     _save(store, "b.ckpt")
