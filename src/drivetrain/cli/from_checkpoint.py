@@ -56,7 +56,7 @@ def hyperparameters(
         links: the values of options that are linked to other objects.
 
     Returns: The hyperparameters. ``None`` if the configuration contains objects that cannot be written to a file, or if
-    ``config`` names another class than ``cls``.
+    ``config`` names a class other than ``cls``.
     """
     try:
         values: dict[str, Any] = as_plain(parser, config).get(key) or {}

@@ -71,7 +71,8 @@ class Case:
 
     Attributes:
         lengths: the number of blocks that each list of repeated blocks keeps. With ``None``, the lists keep all blocks.
-        divides: the number by which the micro-batch is divided and the number of batches in a window is multiplied.
+        divides: the micro-batch is divided by this number, and the number of batches in a window is multiplied by this
+            number.
         samples: the number of samples in a micro-batch, by default the program's number. The number of batches in a
             window does not change.
         recomputes: whether blocks recompute their activations in the backward pass.

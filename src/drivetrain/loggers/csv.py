@@ -24,11 +24,11 @@ class CSVLogger(FolderLogger):
     """Writes ``metrics.csv`` and ``hparams.yaml`` in the folder ``<save_dir>/<name>/version_<n>``.
 
     A row contains a step and the values of this step. Each new name adds a column. Consecutive calls for one step write
-    to one row, unless a name gets two different values. If the program passes the ``version`` of an existing run, the
-    logger continues the table of this run. A resumed fit continues the table after the last row at the time of the
-    checkpoint. Later rows move to ``metrics_replaced.csv``, because the resumed fit logs their steps again. If another
-    logger also writes to the table, this logger warns, and the table keeps the rows of both loggers. Between two
-    writes, no file is open, and no thread runs.
+    to one row. If a name gets a second, different value, a new row begins. If the program passes the ``version`` of an
+    existing run, the logger continues the table of this run. A resumed fit continues the table after the last row at
+    the time of the checkpoint. Later rows move to ``metrics_replaced.csv``, because the resumed fit logs their steps
+    again. If another logger also writes to the table, this logger warns, and the table keeps the rows of both loggers.
+    Between two writes, no file is open, and no thread runs.
 
     Args:
         save_dir: the root folder, or an address such as ``s3://bucket/runs``: see docs/remote.md.

@@ -85,7 +85,7 @@ class Judgement:
 
 def earliest(found: Sequence[Judgement]) -> Judgement:
     """Return the judgement with the earliest difference. If several judgements have their first difference at the same
-    step, return the judgement whose difference comes first in the order of causes before effects.
+    step, prefer a cause to an effect.
 
     If no rank differs, return the judgement of the first rank.
     """

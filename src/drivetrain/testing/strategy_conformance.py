@@ -186,11 +186,11 @@ class StrategyConformance:
         self.compare(found, self.plain_loop(accumulate=4, kind="weighted"))
 
     def test_the_length_of_a_window_does_not_matter(self, folder: Path) -> None:
-        """With weighted losses, a step over two batches has the gradient of a step over these batches and their copies.
+        """With weighted losses, a step over two batches has the gradient of a step over four batches: each batch twice.
 
-        This fails if a strategy adds a residual of earlier steps, and the residual's unit depends on the number of
-        batches. ``tolerance`` is not used, because even a lossy exchange rounds the two gradients in the same way, up
-        to an exact factor of 2.
+        The test fails if a strategy adds a residual of earlier steps whose unit depends on the number of batches.
+        ``tolerance`` is not used, because even a lossy exchange rounds the two gradients in the same way, up to an
+        exact factor of 2.
         """
         gradients = []
         for order in ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 4, 5, 5]):

@@ -223,8 +223,8 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     """Check that ``module`` has the methods that ``fn`` needs; called before a run creates anything.
 
     Raises:
-        ConfigurationError: the module lacks a step or its optimizers, a step cannot be called, or the module uses
-            manual optimization with an argument of the Trainer that needs automatic optimization.
+        ConfigurationError: the module lacks a step or its optimizers, or a step cannot be called. Also raised if the
+            module uses manual optimization, and an argument of the Trainer needs automatic optimization.
     """
     name = type(module).__name__
     if "_book" not in module.__dict__:

@@ -81,8 +81,8 @@ def of_this_rank(trainer: Any, checkpoint: Mapping[str, Any], inside: bool) -> M
         inside: whether the checkpoint was saved inside an epoch.
 
     Raises:
-        CheckpointError: a rank's state is damaged; or the checkpoint is from another number of ranks, and only this
-            number of ranks can resume at the checkpoint's position.
+        CheckpointError: a rank's state is damaged. Also raised if the number of ranks has changed, and the checkpoint's
+            position does not allow a change.
     """
     ranks = checkpoint.get("ranks", [checkpoint])
     if len(ranks) == trainer.world_size:
