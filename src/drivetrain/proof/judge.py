@@ -85,7 +85,7 @@ class Judgement:
 
 def earliest(found: Sequence[Judgement]) -> Judgement:
     """Return the judgement with the earliest difference. If several judgements have their first difference at the same
-    step, prefer a cause to an effect.
+    step, return the judgement whose part comes first. In the order of the parts, causes come before effects.
 
     If no rank differs, return the judgement of the first rank.
     """
