@@ -64,9 +64,9 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
     Args:
         trainer: the Trainer; its callbacks know the files for "best" and "last".
         ckpt_path: a path; "best"; "last": the newest complete checkpoint of this program, see last.py; "hpc": the
-            ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir`` with the highest number; ``None``: no checkpoint. But a fit in
-            a requeued job resumes from the "hpc" file of this job. With the environment variable
-            ``DRIVETRAIN_RESUME=auto``, ``None`` means "last" in a fit.
+            ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir`` with the highest number; ``None``: no checkpoint. There are
+            two exceptions for a fit with ``None``. In a requeued job, the fit resumes from the "hpc" file of this job.
+            With the environment variable ``DRIVETRAIN_RESUME=auto``, ``None`` means "last".
         fitting: whether the entry point is ``fit``. If there is no file for "last", a fit starts from the beginning;
             any other entry point raises.
 
@@ -225,7 +225,7 @@ def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
     optimizer step, and set the counters and buffers in ``checkpoint`` back to this state.
     """
     run = trainer.current_run
-    if run is None and (ranks := trainer.ranks_of_job):  # the last job has returned the ranks' states
+    if run is None and (ranks := trainer.ranks_of_job):  # the last job's processes have returned their states
         return {"loops": {"drivetrain": ranks[0]["loops"]}, "ranks": ranks, "rng": ranks[0]["rng"]}
     if run is None or trainer.progress.fn != "fit":
         loops = {"drivetrain": {**trainer.progress.state_dict(), **Window().place()}}
@@ -244,7 +244,7 @@ def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
     """Check, before any save, that a checkpoint can store the states of callbacks and datamodule, and the
     hyperparameters.
 
-    Nothing is written. Saves of checkpoints do not repeat the warnings about hyperparameters.
+    Nothing is written. Warnings about hyperparameters are shown only here, and not again when a checkpoint is saved.
 
     Args:
         trainer: a Trainer that has a module.
@@ -286,7 +286,9 @@ def check_at_start(trainer: Trainer) -> None:
 
 
 def _state_now(owner: Any) -> Any:
-    """Return the state of ``owner``; ``None`` if ``state_dict`` raises. Before training, this is allowed."""
+    """Return the state of ``owner``; ``None`` if ``state_dict`` raises an exception, because this method need not work
+    before training.
+    """
     try:
         return owner.state_dict()
     except Exception:

@@ -64,7 +64,7 @@ def resumed(trainer: Trainer, job: Job, error: BaseException) -> Job | None:
     All ranks must have raised ``error`` before this call.
     """
     path = getattr(error, "resume_from", None)
-    if path is None or not trainer.engine.launcher.is_external:  # processes that were started resume themselves
+    if path is None or not trainer.engine.launcher.is_external:  # started processes resume on their own
         return None
     rank_zero_warn(f"{error} Training resumes from {path}.")
     return replace(job, ckpt_path=path)
@@ -213,7 +213,7 @@ def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> l
         trainer.engine.launch()
     attach(job)
     for logger in trainer.loggers:
-        _ = logger.version  # a read chooses the version before the processes start
+        _ = logger.version  # a read of ``version`` chooses the version, before the processes start
     outcome = trainer.engine.start(_work, trainer, replace(job, checked=True))
     if not isinstance(outcome, Outcome):
         raise ConfigurationError(

@@ -84,7 +84,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     )  # fmt: skip
     if not job.checked:
         attach.check_loaders(model, loaders, fn, validates=trainer.limits.val_batches != 0)
-    if fn is TrainerFn.FITTING:  # an earlier fit has added the decision "step"
+    if fn is TrainerFn.FITTING:  # remove the decision "step" of an earlier fit
         decisions = tuple(each for each in trainer.plan.decisions if each.what != "step")
         trainer.engine.plan = replace(trainer.plan, decisions=decisions)
     if fn is TrainerFn.FITTING and not job.checked and (plan := str(trainer.plan)) not in _PLANS_SHOWN:
@@ -95,7 +95,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
 
 def join_book(book: Logbook, strategy: Strategy) -> None:
     """Let the logbook ``book`` reduce logged values over the ranks through ``strategy``. If the user overrides
-    ``strategy.reduce``, use this method instead.
+    ``strategy.reduce``, the logbook calls the override.
     """
     book.join(strategy.root_device, strategy.data, strategy.world, familiar.own_reduce(strategy))
 
@@ -237,11 +237,13 @@ def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
     strategy.setup_precision_plugin()
     trainer.engine.bind_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
     run.wrap_optimizers()
-    make_step(run)  # called for the checks, which raise before training
+    make_step(run)  # the result is not used: the call only raises errors before training begins
 
 
 def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:
-    """Return whether this process runs ``prepare_data``, as one process of each node or of the job."""
+    """Return whether this process runs the hook ``prepare_data`` of ``party``. Only one process of each node runs the
+    hook. If ``prepare_data_per_node`` is False, only one process of the job runs the hook.
+    """
     once_per_node = party.prepare_data_per_node or trainer.strategy.node_rank == 0
     return overrides(party, "prepare_data", DataHooks) and trainer.strategy.local_rank == 0 and once_per_node
 
@@ -257,7 +259,7 @@ def loop_of(trainer: Trainer, fn: TrainerFn, run: Run) -> Callable[[], Any]:
 
 
 def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options: Any, allow_pickle: bool) -> None:
-    """Write the state of the run to ``path``, for ``Trainer.save_checkpoint`` and its arguments."""
+    """Write the state of the run to ``path``. The arguments are the arguments of ``Trainer.save_checkpoint``."""
     strategy = trainer.strategy
     with trainer.profiler.profile("save_checkpoint"), trainer.progress.storing():
         if strategy.world.store is not None:
@@ -297,7 +299,7 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
 def abort(trainer: Trainer, error: BaseException) -> None:
     """Call the exception hooks for ``error``, and free the run's resources."""
     trainer.progress.end_run(interrupted=True)
-    if not trainer.engine.launcher.is_external:  # the processes of the job have called the hooks
+    if not trainer.engine.launcher.is_external:  # otherwise, the processes of the job have already called the hooks
         if trainer.loggers:
             _attempt(end_record, trainer, error)
         return

@@ -94,7 +94,7 @@ class TrainerView(LimitsView, RankFacts):
     _set_ckpt_path: str | Path | None = None
     _time_spent: TimeSpent | None = None
     _sampler: Sampler | None = None  # measures the running fit's time
-    _launch: str = ""  # identifies, in the record of a run, the processes of the fit
+    _launch: str = ""  # identifies the fit's processes in the record of a run
     _saved_at_stop: Sequence[str] = ()  # the last fit's checkpoints after a request to end
 
     fit_loop: Any = Familiar()
@@ -278,9 +278,9 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def time_spent(self) -> TimeSpent | None:
-        """A report on the wall time of the running or last fit, and why this fit was slow. ``None`` before the first
-        fit, and with ``barebones=True``. Each rank reports its own time; rank 0 also compares the ranks. A strategy
-        such as "ddp_fork" returns the report and :attr:`history` only if all started processes finish.
+        """A report on the wall time of the running or last fit, with the reasons why the fit was slow. ``None`` before
+        the first fit, and with ``barebones=True``. Each rank reports its own time; rank 0 also compares the ranks. A
+        strategy such as "ddp_fork" returns the report and :attr:`history` only if all started processes finish.
         """
         return self._time_spent if self._sampler is None else self._sampler.time_spent()
 
@@ -290,7 +290,9 @@ class TrainerView(LimitsView, RankFacts):
         return next(iter(self._callbacks_like("ProgressBar")), None)
 
     def _callbacks_like(self, name: str) -> list[Any]:
-        """Return the callbacks of drivetrain's class ``name``. The name avoids a circular import."""
+        """Return the callbacks of drivetrain's class ``name``. The argument is a name, because an import of the class
+        would be circular.
+        """
         mros = [(each, type(each).__mro__) for each in self.callbacks]
         return [each for each, mro in mros if any(cls.__name__ == name and is_own_class(cls) for cls in mro)]
 

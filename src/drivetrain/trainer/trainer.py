@@ -87,7 +87,9 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
 
 @supplied
 def translated(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Trainer's arguments, with replacements for objects that have a method ``as_settings()``."""
+    """Return the Trainer's arguments. If an object has a method ``as_settings()``, the arguments that this method
+    returns replace the object.
+    """
     return dict(arguments)
 
 
@@ -182,7 +184,7 @@ class Trainer(TrainerView):
         self.engine.launcher.stop_timeout_s = self.settings.stop_timeout_s
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self._failed_loggers, self.ranks_of_job = list[Any](), list[dict[str, Any]]()  # see Outcome.ranks
-        self._program: dict[str, str] = {}  # digests of the newest fit; set last: see __setattr__
+        self._program: dict[str, str] = {}  # digests of the newest fit; __setattr__ needs this attribute to be set last
 
     # ---- entry points --------------------------------------------------------------------------------------------
 
