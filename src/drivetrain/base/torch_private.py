@@ -89,7 +89,9 @@ def __getattr__(name: str) -> Any:
 
 
 def where(name: str) -> tuple[Any, str]:
-    """Return the object of torch that has ``name``, and the attribute's name. A caller can replace the attribute."""
+    """Return the object of torch that has the attribute which this module calls ``name``, and the attribute's name in
+    torch. A caller can replace the attribute.
+    """
     module, _, path = _PATHS[name][0].partition(":")
     *owners, attribute = path.split(".")
     try:

@@ -220,7 +220,7 @@ class _Draws(SamplerProxy):
         self._skip, self.drawing = count, drawing
 
     def __iter__(self) -> Iterator[Any]:  # DataLoaders with workers call __iter__ twice
-        # iter() is called here and not in the generator, because it may draw a random number
+        # the sampler's iter() may draw a random number, so it is called here and not at the first draw
         return self._started(iter(self._sampler))
 
     def slices(self, dataset: Any) -> Iterator[Any] | None:

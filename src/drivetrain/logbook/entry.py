@@ -239,8 +239,8 @@ class Entry:
         return value.reshape(())
 
     def last_scalar(self) -> Value | None:
-        """Return the last value as a scalar. If the value was stored without a copy, only this method checks that the
-        value has one element. A value from :meth:`lend` is copied here.
+        """Return the last value as a scalar. A value that was stored without a copy was not checked when it was stored,
+        so this method raises an error if the value has more elements. A value from :meth:`lend` is copied here.
         """
         last = self._as_scalar(self.last) if isinstance(self.last, Tensor) and self.last.ndim else self.last
         return last.clone() if isinstance(last, Tensor) and self.last is self._lent else last

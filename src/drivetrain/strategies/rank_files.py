@@ -254,7 +254,7 @@ def discard(strategy: Strategy, path: str | Path, own: Entry, listed: str | None
 
 
 def is_listed(store: CheckpointIO, path: str | Path, own: Entry, listed: str) -> bool:
-    """Return whether the main file at ``path`` lists the rank file ``own``, although the save of both has failed.
+    """After a failed save, return whether the main file at ``path`` nevertheless lists ``own``, the file of this rank.
 
     The result is True if the save failed after the main file was renamed, for example while the folder was synced. The
     result is also True if the main file cannot be read.

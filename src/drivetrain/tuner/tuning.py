@@ -168,7 +168,7 @@ class _NoEpochs(Callback):
 class _TunersRate(LearningRateFinder):
     """The Tuner's finder of learning rates.
 
-    If the search ran in other processes, the callback's state contains the losses.
+    The callback's state contains the losses, so that the losses also reach this process if other processes searched.
     """
 
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
