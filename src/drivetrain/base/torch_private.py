@@ -215,7 +215,7 @@ def copy_hooks(old: nn.Module, new: nn.Module) -> None:
 
 
 def replica_of(module: nn.Module) -> nn.Module:
-    """Copy a module without its submodules, as DataParallel does."""
+    """Return a shallow copy of a module, made as DataParallel makes it: without parameters of its own."""
     copy: nn.Module = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]  # torch has no types for it
     vars(copy).pop(COMPILED_CALL, None)  # a compiled call would run the original module
     return copy

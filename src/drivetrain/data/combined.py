@@ -294,7 +294,7 @@ def start_batches(loader: Any, pins: bool = False) -> Iterator[Any]:
 
 
 def without_restart(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Return an iterator over ``iterator`` whose ``__iter__`` only returns itself.
+    """Return an iterator over the items of ``iterator``. The ``__iter__`` of the returned iterator starts no new pass.
 
     ``for``, ``zip`` and ``islice`` call an iterator's ``__iter__``. If a loader is its own iterator, this call would
     start another pass, with another order of samples.

@@ -197,8 +197,8 @@ class TensorBoardLogger(FolderLogger):
                 )
                 return
             args, kwargs = inputs
-            # A module without a Trainer is replaced by a copy: torch's tracer reads every attribute, and a read of
-            # ``trainer`` would raise an error.
+            # torch's tracer reads every attribute, and ``trainer`` of a module without a Trainer raises an error. So
+            # such a module is replaced by a copy whose ``trainer`` is None.
             traced = model if getattr(model, "_trainer", None) is not None else detached(model)
             if kwargs:
                 traced, args = _ByName(traced, list(kwargs)), tuple(kwargs.values())

@@ -5,7 +5,7 @@ operations, shapes or names differ, every rank raises the same error, and no ran
 backend for the host ("cpu:gloo,cuda:nccl"), the message is exchanged in host memory. Without such a backend, the
 exchange waits for the device. If a rank calls no collective at all, the other ranks wait until the group's timeout. The
 message makes ``all_gather`` and ``reduce`` several times slower, so their argument ``checks`` can turn the message off.
-Without the message, different calls hang or give wrong values, as with torch's own collectives.
+Without the message, ranks that call different operations hang or get wrong values, as with torch's own collectives.
 
 Each function gets ``peers``, the ranks that take part; :class:`drivetrain.strategies.group.TorchGroup` calls the
 functions. If the group's backends do not support a tensor's device, the exchange uses a copy of the tensor on the

@@ -211,7 +211,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
     def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if self._device is None:
-            self._groups = None  # not stored, because at the next call the replicas may run
+            self._groups = None  # not stored: when the groups are next read, the replicas may be running
         return made
 
     # ---- between ranks -------------------------------------------------------------------------------------------

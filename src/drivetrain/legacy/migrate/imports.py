@@ -113,8 +113,8 @@ class _Rewriter:
         return f"{local}{full[len(module or '') :]}"
 
     def _binding_today(self, bound: Bound) -> tuple[str | None, str | None]:
-        """Return the local name of an imported module after the rewrite, and the module of drivetrain with this
-        name.
+        """Return two values for an import after its rewrite: the local name, and the module of drivetrain that the name
+        stands for. Both are ``None`` if drivetrain has no such module.
         """
         module = self.names.module(bound.module)
         if module is None:

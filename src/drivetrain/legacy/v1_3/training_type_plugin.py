@@ -62,7 +62,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
         return {}
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the arguments of drivetrain's Trainer for this plugin, if the program passes no accelerator."""
+        """Return the arguments of drivetrain's Trainer for this plugin. Called if the program passes no accelerator."""
         plugin: Any = self
         found = (self.accelerator or accelerators.Accelerator(PrecisionPlugin(), plugin)).as_settings()
         found["strategy"].own_parts.precision = None  # the Trainer's arguments determine the precision
