@@ -57,22 +57,18 @@ class _Rewriter:
                 self._rewrite_import(node)
             elif isinstance(node, ast.ImportFrom) and node in {each.statement for each in self.bindings.bound}:
                 self._rewrite_from(node)
-            elif isinstance(node, ast.Constant):
-                self._report_string(node)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _OF_LIGHTNING.fullmatch(node.value):
+                self.source.left(node, f'the string "{node.value}" names a module or a logger of Lightning')
         for star in self.bindings.star_imports:
             self._rewrite_star(star)
         self._import_callbacks()
 
-    def _report_string(self, node: ast.Constant) -> None:
-        if isinstance(node.value, str) and _OF_LIGHTNING.fullmatch(node.value):
-            self.source.left(node, f'the string "{node.value}" names a module or a logger of Lightning')
-
     def _import_callbacks(self) -> None:
         """Import the callbacks that a Trainer's rewritten arguments need."""
         ours = [Today("drivetrain.callbacks", name) for name in sorted(set(self.bindings.callbacks))]
-        first = next((node for node in ast.walk(self.source.tree) if self.bindings.imports_us(node)), None)
+        first = self.bindings.first_import
         needed = [today for today in ours if self.bindings.meaning(ast.Name(today.name, ast.Load())) != today]
-        if needed and isinstance(first, ast.stmt):
+        if needed and first is not None:
             for today in needed:
                 if today.name in self.bindings.taken:
                     self.source.left(first, f"{today.name} is not drivetrain's in this file: import it as another name")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from drivetrain.legacy.migrate.bindings import Bindings
+from drivetrain.legacy.migrate.bindings import Bindings, Bound, Chain
 from drivetrain.legacy.migrate.calls import rewrite_calls
 from drivetrain.legacy.migrate.imports import rewrite_imports
 from drivetrain.legacy.migrate.names import Names
@@ -39,10 +39,8 @@ def migrate(name: str, content: bytes, generation: str = "") -> Source:
 
 def is_of_version_1(bindings: Bindings) -> bool:
     """Whether a program has an import, an argument or a hook that only earlier generations have."""
-    for bound in bindings.bound:
-        if bindings.names.is_only_earlier(bound.module, bound.name):
-            return True
-    if any(bindings.names.is_only_earlier(chain.module, chain.name) for chain in bindings.chains()):
+    used: list[Bound | Chain] = [*bindings.bound, *bindings.chains()]
+    if any(bindings.names.is_only_earlier(each.module, each.name) for each in used):
         return True
     for node in ast.walk(bindings.source.tree):
         if isinstance(node, ast.Call) and (today := bindings.meaning(node.func)) is not None:
