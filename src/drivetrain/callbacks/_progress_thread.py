@@ -23,7 +23,10 @@ DRAWING = threading.RLock()
 _LOSS_EACH_S = 2.0
 """The loop reads a loss for the bar at most once in so many seconds, because each read waits for the device."""
 
-_TITLES = {"sanity_check": "Sanity check", "validate": "Validation", "test": "Test", "predict": "Prediction"}
+TITLES = {
+    "sanity_check": "Sanity check", "train": "Epoch", "validate": "Validation", "test": "Test", "predict": "Prediction",
+}  # fmt: skip
+"""The name of each stage."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,8 @@ class Snapshot:
     @property
     def title(self) -> str:
         """The name of the stage, with the epoch counted from 1."""
-        if not self.is_training:
-            return self.description or _TITLES[self.stage]
-        return f"{self.description or 'Epoch'} {self.epoch_text}"
+        name = self.description or TITLES[self.stage]
+        return f"{name} {self.epoch_text}" if self.is_training else name
 
     @property
     def epoch_text(self) -> str:
