@@ -212,16 +212,12 @@ def _report_hooks(bindings: Bindings, node: ast.ClassDef, table: dict[str, tuple
             continue
         today, then = (text.split() for text in table[method.name])
         takes = [argument.arg for argument in (*method.args.posonlyargs, *method.args.args)][1:]
-        if _fits(len(takes), len(method.args.defaults), len(today)) or method.args.vararg is not None:
+        if len(takes) - len(method.args.defaults) <= len(today) <= len(takes) or method.args.vararg is not None:
             continue
         if len(takes) <= len(then):
             further = ["dataloader_idx=0"] if then == [*today, "dataloader_idx"] and "train" not in method.name else []
             was, now = (f"{method.name}({', '.join(['self', *names])})" for names in (takes, [*today, *further]))
             bindings.source.left(method, f"{was}: write {now}")
-
-
-def _fits(takes: int, defaults: int, given: int) -> bool:
-    return takes - defaults <= given <= takes
 
 
 def _methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -28,6 +28,7 @@ class _Call:
     def __init__(self, bindings: Bindings, call: ast.Call) -> None:
         self.source, self.bindings, self.call = bindings.source, bindings, call
         self.given = {keyword.arg: keyword for keyword in call.keywords if keyword.arg is not None}
+        self.values = {name: _literal(keyword.value) for name, keyword in self.given.items()}
         self.doomed: set[int] = set()  # the indices of arguments to remove
         self.more: list[tuple[ast.keyword, tuple[str | Span, ...]]] = []  # flags with the callbacks that replace them
         self.imports: list[str] = []
@@ -53,7 +54,7 @@ class _Call:
         return sorted([*positional, *(self.source.span(each) for each in self.call.keywords)])
 
     def _rewrite(self, name: str, keyword: ast.keyword) -> None:
-        value = _literal(keyword.value)
+        value = self.values[name]
         if name == "auto_select_gpus":
             self._drop_or_leave(name, keyword, value, 'write devices="auto" for any free ones')
         elif name in ("gpus", "tpu_cores", "num_processes"):
@@ -79,7 +80,7 @@ class _Call:
 
     def _report_differences(self) -> None:
         """Report arguments that are still accepted and have another effect today."""
-        values = {name: _literal(keyword.value) for name, keyword in self.given.items()}
+        values = self.values
         if self.bindings.is_of_version_1 and not _HARDWARE & {keyword.arg for keyword in self.call.keywords}:
             self.source.differs(
                 self.call, "Trainer(...) without gpus= trained on the CPU, and takes a GPU today if there is one: "
@@ -107,9 +108,9 @@ class _Call:
     def _devices(self, name: str, keyword: ast.keyword, value: Any) -> None:
         others = ["gpus", "tpu_cores", "num_processes"]
         wins = next((each for each in others if each in self.given and not self._is_off(each)), "gpus")
-        has_accelerator = not self._names_backend("accelerator") and "accelerator" in self.given
+        has_accelerator = "accelerator" in self.given and not flags.is_backend(self.values["accelerator"])
         if "devices" in self.given or name != wins:
-            known = wins in self.given and _UNKNOWN not in (value, _literal(self.given[wins].value))
+            known = wins in self.given and _UNKNOWN not in (value, self.values[wins])
             drops = name != wins and known
             self._drop_or_leave(name, keyword, value, "two arguments choose the devices: keep one", drops)
         elif value is _UNKNOWN and name != "num_processes":
@@ -156,7 +157,7 @@ class _Call:
             self._leave(keyword, "write a strategy of today, or plugins=[...] with a plugin of drivetrain.legacy.v1_3")
 
     def _precision(self, name: str, keyword: ast.keyword, value: Any) -> None:
-        backend, level = (_literal(self.given[each].value) if each in self.given else None for each in _AMP)
+        backend, level = self.values.get("amp_backend"), self.values.get("amp_level")
         if name != "precision":
             if _UNKNOWN in (backend, level):
                 self._leave(keyword, f"write {flags.spelling_of(name, '')}")
@@ -254,11 +255,8 @@ class _Call:
     # ---- queries -----------------------------------------------------------------------------------------------------
 
     def _is_off(self, name: str) -> bool:
-        value = _literal(self.given[name].value)
+        value = self.values[name]
         return value is not _UNKNOWN and (flags.is_off(value) or (name == "num_processes" and value == 1))
-
-    def _names_backend(self, name: str) -> bool:
-        return name in self.given and flags.is_backend(_literal(self.given[name].value))
 
     def _is_assigned_a_call(self, node: ast.expr) -> bool:
         """Whether ``node`` is a name to which the file assigns the result of a call, such as ModelCheckpoint(...)."""
@@ -273,7 +271,6 @@ class _Call:
 _HARDWARE = frozenset({
     None, "gpus", "tpu_cores", "num_processes", "accelerator", "distributed_backend", "devices", "plugins", "strategy",
 })  # fmt: skip
-_AMP = ("amp_backend", "amp_level")
 
 
 def _literal(node: ast.expr) -> Any:
