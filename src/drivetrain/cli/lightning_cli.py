@@ -184,7 +184,7 @@ class LightningCLI:
         Args:
             kwargs: arguments of the Trainer that override the configuration.
         """
-        parser, made = self._own_parser(), self._own(self.config_init)
+        parser, made = self._parser(self.subcommand), self._own(self.config_init)
         arguments: dict[str, Any] = {**vars(made["trainer"])} if "trainer" in made else {}
         for name, value in self._objects_by_default().items():
             if name != "callbacks" and arguments.get(name) == parser.get_default(f"trainer.{name}"):
@@ -312,13 +312,10 @@ class LightningCLI:
             found["callbacks"] = [item for item in listed(found["callbacks"]) if not is_plain(item)]
         return found
 
-    def _own_parser(self) -> LightningArgumentParser:
-        return self.parser if self.subcommand is None else self._subparsers[self.subcommand]
-
     @functools.cached_property
     def config_dump(self) -> dict[str, Any]:
         """The subcommand's part of ``self.config`` as plain data, independent of later changes."""
-        return as_plain(self._own_parser(), self._own(self.config))
+        return as_plain(self._parser(self.subcommand), self._own(self.config))
 
     def _own(self, config: Namespace) -> Namespace:
         """Return the part of ``config`` that belongs to the subcommand."""
@@ -345,7 +342,7 @@ class LightningCLI:
         """Replace the model's ``configure_optimizers`` by a function that creates what ``--optimizer`` and
         ``--lr_scheduler`` name.
         """
-        parser, config = self._own_parser(), self._own(self.config_init)
+        parser, config = self._parser(self.subcommand), self._own(self.config_init)
         optimizer = self._recipe(parser.optimizers, config, "optimizer")
         scheduler = self._recipe(parser.lr_schedulers, config, "lr_scheduler")
         if optimizer is None:
@@ -382,7 +379,7 @@ class LightningCLI:
         # words such as "best" and "last" are resolved later, by the Trainer
         if path is not None and os.path.isfile(path):
             taken = with_hyperparameters(
-                self._own_parser(), self._own(self.config), str(path), self.subclass_mode_model
+                self._parser(self.subcommand), self._own(self.config), str(path), self.subclass_mode_model
             )
             self.config[str(self.subcommand)] = taken
 
@@ -418,7 +415,7 @@ def _make(
     cli: LightningCLI, key: str, cls: type, *args: Any, applied_instantiation_links: Mapping[str, Any], **kwargs: Any
 ) -> Any:
     """Return an object of ``cls``, whose hyperparameters are the configuration under ``key``."""
-    values = hyperparameters(cli._own_parser(), cli._own(cli.config), key, cls, applied_instantiation_links)
+    values = hyperparameters(cli._parser(cli.subcommand), cli._own(cli.config), key, cls, applied_instantiation_links)
     if values is None:
         return cls(*args, **kwargs)
     with described_hyperparameters(cls, values):
