@@ -254,10 +254,9 @@ class TensorBoardLogger(FolderLogger):
             return  # another folder
         self._sizes, self._last, self._found = state["files"], state["last"], dict(state["last"])
         for name in names:
-            # files that other processes wrote after they had resumed from this checkpoint or a later one
-            is_later = name.startswith("events.out.") and _RESUMED in name
-            # or all event files of the run, if it had none when the checkpoint was saved
-            is_later = is_later or (name.startswith("events.out.") and not self._sizes)
+            # files that other processes wrote after they had resumed from this checkpoint or a later one, or all event
+            # files of the run, if it had none when the checkpoint was saved
+            is_later = name.startswith("events.out.") and (_RESUMED in name or not self._sizes)
             size = self._sizes.get(name, 0 if is_later else None)
             if size is not None:
                 self._fetch(name)
