@@ -22,7 +22,6 @@ from drivetrain.loops.loaders import LOADER_HOOKS
 from drivetrain.module.hooks import DataHooks
 from drivetrain.plan import Plan
 from drivetrain.settings import Settings
-from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer import attach, checkpoint, weights
 
 
@@ -131,10 +130,7 @@ class CheckpointView:
         """Call ``on_load_checkpoint`` of the callbacks, and restore their states."""
         if self._loaded_checkpoint:
             self.trainer.hooks.call_callbacks("on_load_checkpoint", self._loaded_checkpoint)
-            states = self._loaded_checkpoint.get("callbacks", {})
-            for callback in self.trainer.callbacks:
-                if callback.state_key in states:
-                    callback.load_state_dict(states[callback.state_key])
+            weights.restore_callbacks(self.trainer, self._loaded_checkpoint.get("callbacks", {}))
 
     def restore_precision_plugin_state(self) -> None:
         """Restore the precision's state, such as a gradient scaler's."""
@@ -161,12 +157,7 @@ class CheckpointView:
 
     def restore_optimizers(self) -> None:
         """Restore the optimizers' states."""
-        strategy = self.trainer.strategy
-        if any(overrides(strategy, own, Strategy) for own in ("load_optimizer_states", "load_optimizer_state_dict")):
-            strategy.load_optimizer_state_dict(self._loaded_checkpoint)
-            return
-        for optimizer, state in zip(strategy.optimizers, self._loaded_checkpoint["optimizer_states"], strict=False):
-            optimizer.load_state_dict(state)
+        self.trainer.strategy.load_optimizer_state_dict(self._loaded_checkpoint)
 
     def restore_lr_schedulers(self) -> None:
         """Restore the schedulers' states."""
