@@ -160,17 +160,13 @@ class _NoEpochs(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run: Any = trainer.current_run
         run.limits = dataclasses.replace(run.limits, max_epochs=0)
+        run.hooks.observers.clear()  # no warning that nothing was trained, because that is intended here
 
 
 class _TunersRate(LearningRateFinder):
     """The finder of a Tuner's learning rate. If the steps run in other processes, its state brings the losses back to
     this process.
     """
-
-    def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().lr_find(trainer, pl_module)
-        run: Any = trainer.current_run
-        run.hooks.observers.clear()  # no warning that nothing was trained, because that is intended here
 
     def _apply(self, trainer: Trainer, rate: float) -> None:
         """Do nothing, because the Tuner does not train with the learning rate that was found."""
