@@ -176,32 +176,6 @@ PLUGINS: dict[str, Callable[[], TrainingTypePlugin]] = {
 """The plugin for each name that Lightning 1.3 gives to plugins."""
 
 
-class TrainingTypePluginsRegistry:
-    """Names of plugins, for ``Trainer(plugins="name")`` and ``training_type_plugin="name"``."""
-
-    @staticmethod
-    def register(name: str, plugin: Any = None, description: str = "", **init_params: Any) -> Any:
-        """Register a plugin class under a name; without ``plugin``, return a decorator that does so. ``init_params``
-        are arguments of the class's constructor.
-        """
-
-        def add(cls: Any) -> Any:
-            PLUGINS[name] = functools.partial(cls, **init_params)
-            return cls
-
-        return add if plugin is None else add(plugin)
-
-    @staticmethod
-    def get(name: str) -> TrainingTypePlugin:
-        """Return a new plugin of this name."""
-        return training_type_plugin_of(name)
-
-    @staticmethod
-    def available_plugins() -> list[str]:
-        """Return the names."""
-        return sorted(PLUGINS)
-
-
 def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
     """Return ``given`` if it is a plugin; otherwise the plugin of this name, or a plugin for the strategy of this name.
 
@@ -221,6 +195,29 @@ def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
     raise ConfigurationError(
         f"training_type_plugin got {described(given)}. Pass a TrainingTypePlugin, or the name of a strategy."
     )
+
+
+class TrainingTypePluginsRegistry:
+    """Names of plugins, for ``Trainer(plugins="name")`` and ``training_type_plugin="name"``."""
+
+    @staticmethod
+    def register(name: str, plugin: Any = None, description: str = "", **init_params: Any) -> Any:
+        """Register a plugin class under a name; without ``plugin``, return a decorator that does so. ``init_params``
+        are arguments of the class's constructor.
+        """
+
+        def add(cls: Any) -> Any:
+            PLUGINS[name] = functools.partial(cls, **init_params)
+            return cls
+
+        return add if plugin is None else add(plugin)
+
+    get = staticmethod(training_type_plugin_of)
+
+    @staticmethod
+    def available_plugins() -> list[str]:
+        """Return the names."""
+        return sorted(PLUGINS)
 
 
 def shard_optimizers(strategy: Any) -> None:
