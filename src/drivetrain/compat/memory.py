@@ -31,9 +31,7 @@ def is_out_of_cpu_memory(exception: BaseException) -> bool:
     return _says(exception, f"{start} can't allocate memory", f"{start} not enough memory")
 
 
-def garbage_collection_cuda() -> None:
-    """Collect garbage, and return the device's unused memory to the system."""
-    free_memory()
+garbage_collection_cuda = free_memory
 
 
 def recursive_detach(in_dict: Any, to_cpu: bool = False) -> Any:

@@ -90,9 +90,7 @@ def summarize(lightning_module: nn.Module, max_depth: int = 1) -> ModelSummary:
     return ModelSummary(lightning_module, max_depth)
 
 
-def get_human_readable_count(number: int) -> str:
-    """Return ``number`` with its unit: 999, 1.2 K, 3.4 M."""
-    return human_count(number)
+get_human_readable_count = human_count
 
 
 def get_formatted_model_size(total_model_size: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from drivetrain.base.introspect import taken
 from drivetrain.compat.missing import TODAY
 from drivetrain.legacy.migrate.bindings import Bindings
-from drivetrain.legacy.migrate.flags import rewrite_trainer
+from drivetrain.legacy.migrate.flags import TrainerCall
 from drivetrain.legacy.migrate.hyperparameters import report_hyperparameters
 from drivetrain.legacy.migrate.names import Today
 from drivetrain.legacy.v1_3 import hooks
@@ -71,7 +71,7 @@ def _rewrite_call(bindings: Bindings, node: ast.Call) -> None:
     if bindings.source.is_in_f_string(node):
         return
     if today is not None and today.name == "Trainer":
-        bindings.callbacks += rewrite_trainer(bindings, node)
+        bindings.callbacks += TrainerCall(bindings, node).run()
     elif today is not None and today.home.startswith("drivetrain"):
         _rewrite_object(bindings, node, today)
     elif isinstance(node.func, ast.Attribute) and bindings.bound:

@@ -19,12 +19,9 @@ _CALLBACKS = re.compile(r"callbacks=\[(.*)\]", re.DOTALL)
 _ARGUMENTS = re.compile(r'(\w+=("[^"]*"|[\w.\-]+|\{value\})(, )?)+')
 
 
-def rewrite_trainer(bindings: Bindings, call: ast.Call) -> list[str]:
-    """Rewrite the arguments of a Trainer; return the callbacks of drivetrain that must be imported for them."""
-    return _Call(bindings, call).run()
+class TrainerCall:
+    """A call of the Trainer in a program."""
 
-
-class _Call:
     def __init__(self, bindings: Bindings, call: ast.Call) -> None:
         self.source, self.bindings, self.call = bindings.source, bindings, call
         self.given = {keyword.arg: keyword for keyword in call.keywords if keyword.arg is not None}
@@ -34,6 +31,7 @@ class _Call:
         self.imports: list[str] = []
 
     def run(self) -> list[str]:
+        """Rewrite the arguments; return the callbacks of drivetrain that must be imported for them."""
         if self.call.args:
             self.source.left(self.call, "Trainer(...) takes keywords only: write the name of each argument")
         for keyword in self.call.keywords:

@@ -33,18 +33,16 @@ class _Item(NamedTuple):
         return f"from {self.module} import {self.text}"
 
 
-def rewrite_imports(bindings: Bindings) -> None:
-    """Rewrite the imports of Lightning, and the expressions that begin with an imported module."""
-    _Rewriter(bindings).run()
+class Imports:
+    """The imports of Lightning in a program."""
 
-
-class _Rewriter:
     def __init__(self, bindings: Bindings) -> None:
         self.bindings, self.source, self.names = bindings, bindings.source, bindings.names
         self.bound_by = {id(each.alias): each for each in bindings.bound}
         self.needed: dict[int, list[_Item]] = {}  # alias of an imported module -> the names that replace its uses
 
     def run(self) -> None:
+        """Rewrite the imports, and the expressions that begin with an imported module."""
         for name in sorted({each.local for each in self.bindings.bound} & self.bindings.taken):
             first = next(each for each in self.bindings.bound if each.local == name)
             self.source.left(

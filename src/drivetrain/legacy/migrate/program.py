@@ -6,7 +6,7 @@ import ast
 
 from drivetrain.legacy.migrate.bindings import Bindings, Bound, Chain
 from drivetrain.legacy.migrate.calls import rewrite_calls
-from drivetrain.legacy.migrate.imports import rewrite_imports
+from drivetrain.legacy.migrate.imports import Imports
 from drivetrain.legacy.migrate.names import Names
 from drivetrain.legacy.migrate.source import Source
 from drivetrain.legacy.v1_3 import flags, hooks
@@ -32,7 +32,7 @@ def migrate(name: str, content: bytes, generation: str = "") -> Source:
     bindings = Bindings(source, Names("" if generation == "2" else generation))
     bindings.is_of_version_1 = generation != "2"
     rewrite_calls(bindings)
-    rewrite_imports(bindings)
+    Imports(bindings).run()
     source.remarks.sort(key=lambda remark: (remark.line, remark.is_left, remark.text.startswith("differs: ")))
     return source
 

@@ -34,12 +34,10 @@ class FlaggedTrainer(FromCommandLine, Asked):
     flags_of_that_time: ClassVar[Mapping[str, Any]] = flags.FLAGS
     default_checkpoint: ClassVar[Any] = ModelCheckpoint
     takes_dictionaries: ClassVar[bool] = False
+    translated: ClassVar[Any] = staticmethod(
+        flags.translated
+    )  # converts the flags to arguments of drivetrain's Trainer
     resume_from_checkpoint: Any = None
-
-    @staticmethod
-    def translated(given: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the flags in ``given`` to arguments of drivetrain's Trainer."""
-        return flags.translated(given)
 
     def __init__(self, *args: Any, **given: Any) -> None:
         given = {**dict(zip(self.flags_of_that_time, args, strict=False)), **given}
