@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from drivetrain.base import files, remote, yaml_text
-from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info
 from drivetrain.errors import ConfigurationError, wrong_value
 from drivetrain.loggers._mirror import Mirror
@@ -103,7 +102,10 @@ class FolderLogger(Logger):
         root = _absolute(self.save_dir) if own else self._root
         return os.path.join(root, self.name) if self.name else root
 
-    _runs_dir = reads("root_dir", "The folder in which versions are counted.")
+    @property
+    def _runs_dir(self) -> str:
+        """The folder in which versions are counted."""
+        return self.root_dir
 
     @property
     def version(self) -> int | str:

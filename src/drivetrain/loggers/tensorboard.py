@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from drivetrain.base import files
-from drivetrain.base.introspect import reads
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_only, rank_zero_warn
 from drivetrain.errors import check_installed, unknown_argument
@@ -98,7 +97,10 @@ class TensorBoardLogger(FolderLogger):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_writer": None, "_event_file": None}  # a copy of the logger writes a file of its own
 
-    sub_dir = reads("_sub_dir", "The folder inside the run's folder, as it was passed.")
+    @property
+    def sub_dir(self) -> str | None:  # type: ignore[override]  # read-only here
+        """The folder inside the run's folder, as it was passed."""
+        return self._sub_dir
 
     @property
     def log_dir(self) -> str:
