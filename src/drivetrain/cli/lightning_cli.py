@@ -153,12 +153,8 @@ class LightningCLI:
         """Return the Trainer's methods that become subcommands, and for each the arguments that do not become
         options.
         """
-        return {
-            "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
-            "validate": {"model", "dataloaders", "datamodule"},
-            "test": {"model", "dataloaders", "datamodule"},
-            "predict": {"model", "dataloaders", "datamodule"},
-        }
+        fit = {"model", "train_dataloaders", "val_dataloaders", "datamodule"}
+        return {"fit": fit} | {name: {"model", "dataloaders", "datamodule"} for name in ("validate", "test", "predict")}
 
     def before_instantiate_classes(self) -> None:
         """Called after parsing, before any object is created: ``self.config`` may still be changed."""
