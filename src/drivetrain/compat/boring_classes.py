@@ -142,7 +142,7 @@ def _loaders(name: str) -> Any:
 class _DataPerStage(LightningDataModule):
     """Returns a loader for each data set that ``setup`` has created for a stage."""
 
-    _attribute = "random_{}"  # the name of the attribute for a stage's data
+    _attribute: str
 
     def setup(self, stage: str) -> None:
         """Create the data sets for ``stage``."""
@@ -159,7 +159,15 @@ class _DataPerStage(LightningDataModule):
     predict_dataloader = _loaders("predict")
 
 
-class BoringDataModule(_DataPerStage):
+class _OneSetPerStage(_DataPerStage):
+    _attribute = "random_{}"
+    random_train: Dataset[Tensor]
+    random_val: Dataset[Tensor]
+    random_test: Dataset[Tensor]
+    random_predict: Dataset[Tensor]
+
+
+class BoringDataModule(_OneSetPerStage):
     """Random vectors for :class:`BoringModel`; each stage has a part of the same data set."""
 
     def __init__(self) -> None:
@@ -171,7 +179,7 @@ class BoringDataModule(_DataPerStage):
         return Subset(self.random_full, range(start, start + _SAMPLES))
 
 
-class BoringDataModuleNoLen(_DataPerStage):
+class BoringDataModuleNoLen(_OneSetPerStage):
     """Random vectors for :class:`BoringModel`, from data sets without a length."""
 
     def _data(self, name: str) -> RandomIterableDataset:
@@ -182,6 +190,10 @@ class IterableBoringDataModule(_DataPerStage):
     """Random vectors for :class:`BoringModel`: for each stage two loaders, the second without a length."""
 
     _attribute = "{}_datasets"
+    train_datasets: list[Dataset[Tensor]]
+    val_datasets: list[Dataset[Tensor]]
+    test_datasets: list[Dataset[Tensor]]
+    predict_datasets: list[Dataset[Tensor]]
 
     def _data(self, name: str) -> list[Dataset[Tensor]]:
         samples = _STREAMED[name]
