@@ -18,7 +18,7 @@ from drivetrain.callback import Callback, Trainer
 from drivetrain.errors import ConfigurationError, NotSupportedError, shown
 from drivetrain.logbook.entry import Logged
 from drivetrain.logbook.logbook import Logbook
-from drivetrain.loops.loaders import LOADER_HOOKS
+from drivetrain.loops.loaders import LOADER_HOOKS, LOADER_WORDS
 from drivetrain.module.hooks import DataHooks
 from drivetrain.plan import Plan
 from drivetrain.settings import Settings
@@ -233,10 +233,8 @@ class DataView:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self._train_dataloader_source = LoaderSource(trainer, "fit")
-        self._val_dataloader_source = LoaderSource(trainer, "validate")
-        self._test_dataloader_source = LoaderSource(trainer, "test")
-        self._predict_dataloader_source = LoaderSource(trainer, "predict")
+        for stage, word in LOADER_WORDS.items():
+            setattr(self, f"_{word}_dataloader_source", LoaderSource(trainer, stage))
         self._datahook_selector = SimpleNamespace(model=trainer.lightning_module, datamodule=trainer.datamodule)
 
 
