@@ -55,9 +55,8 @@ class FlaggedTrainer(FromCommandLine, Asked):
     flags_of_that_time: ClassVar[Mapping[str, Any]] = flags.FLAGS
     default_checkpoint: ClassVar[Any] = ModelCheckpoint
     takes_dictionaries: ClassVar[bool] = False
-    translated: ClassVar[Any] = staticmethod(
-        flags.translated
-    )  # converts the flags to arguments of drivetrain's Trainer
+    # converts the flags to arguments of drivetrain's Trainer
+    translated: ClassVar[Any] = staticmethod(flags.translated)
     resume_from_checkpoint: Any = None
 
     def __init__(self, *args: Any, **given: Any) -> None:
